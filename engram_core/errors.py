@@ -46,13 +46,24 @@ class CollectiveError(EngramError, RuntimeError):
     """Ranks disagree, or a process group is not what it was at construction."""
 
 
+class EngramWarning(UserWarning):
+    """Something in the surroundings is likely a mistake, and the work goes on: a misspelt ``ENGRAM_*`` variable."""
+
+
 class BackendError(EngramError, RuntimeError):
     """Base of everything that finding and choosing a backend raises; ``report`` holds every backend's decision."""
 
     def __init__(self, message: str, report: Report | None = None) -> None:
+        super().__init__(message)
         self.message = message
+        self.report: Report | None = None
+        if report is not None:
+            self.attach(report)
+
+    def attach(self, report: Report) -> None:
+        """Add the table of decisions: a factory that refuses does not know the other backends, the registry does."""
         self.report = report
-        super().__init__(message if report is None else f"{message}\n{report.table()}")
+        self.args = (f"{self.args[0]}\n{report.table()}",)
 
 
 class UnknownBackendError(BackendError):
@@ -60,7 +71,14 @@ class UnknownBackendError(BackendError):
 
 
 class BackendUnavailableError(BackendError):
-    """The backend exists, and this machine can't run it."""
+    """The backend exists, and this machine can't run it; ``reasons`` says all that stands against it.
+
+    A factory may raise it too, where a device shows its limits only once it is opened.
+    """
+
+    def __init__(self, message: str, report: Report | None = None, reasons: tuple[Reason, ...] = ()) -> None:
+        self.reasons = reasons
+        super().__init__(message, report)
 
 
 class BackendLoadError(BackendError):

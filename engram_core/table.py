@@ -1,0 +1,128 @@
+"""EngramTable: one layer's rows, packed, and the look-up that fetches them.
+
+A row is 264 bytes in one piece (256 codes, 8 scales) on every placement: one stream of transactions and one address
+translation a row, where two arrays would cost two.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+
+from engram_core.checks import INDEX_DTYPES, check_disjoint, check_tensor
+from engram_core.errors import InvalidArgumentError, TableError
+from engram_core.exchange import Shard
+from engram_core.formats import E8M0, FP8, code_bytes, rows_to_bf16, scale_bytes, unpack_rows
+from engram_core.specs import TableSpec
+from engram_core.storage import allocate
+
+# Bounds the fp32 temporaries of a look-up (24 columns: about 50 MB a chunk).
+_CHUNK_TOKENS: Final = 512
+
+
+class EngramTable:
+    """This rank's part of one layer's table.
+
+    ``packed``: ``[rows, W]`` uint8; ``shard``: which rows and columns these are; ``graph_safe``: whether a look-up may be
+    captured in a device graph; ``ids_device``: where :meth:`lookup` wants its ids. A backend subclasses it to gather
+    faster: it overrides :meth:`gather` alone, and may pass ``packed`` rows that it allocated itself.
+    """
+
+    def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
+        self.spec = spec
+        self.device = device
+        self.shard = Shard.plan(spec.rows, spec.head_sizes, spec.parallel)
+        self.packed = allocate(spec, self.shard, device) if packed is None else packed
+        check_tensor("packed", self.packed, (self.shard.rows, spec.width), (torch.uint8,))
+        self.ids_device = self.packed.device
+        self.graph_safe = self.packed.device == device and spec.placement != "file"
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The codes ``[rows, D]`` e4m3fn, a strided view for loading (of a ``file``: private to this process)."""
+        return unpack_rows(self.packed)[0]
+
+    @property
+    def scales(self) -> torch.Tensor:
+        """The scale bytes ``[rows, D/32]`` uint8, a strided view for loading."""
+        return unpack_rows(self.packed)[1]
+
+    @property
+    def version(self) -> int:
+        """Changes with every write to the rows, also through the views."""
+        return 0 if self.packed.is_inference() else self.packed._version
+
+    def load(self, values: torch.Tensor, scales: torch.Tensor, start: int = 0) -> None:
+        """Copy rows ``[start, start + n)`` of the whole table: of them, those that this rank holds.
+
+        ``values`` ``[n, D]`` e4m3fn (or bytes), ``scales`` ``[n, D/32]`` e8m0 (or bytes); bytes are copied, never values.
+        """
+        if self.spec.placement == "file":
+            raise TableError("load: a table of placement 'file' holds its file's rows; write the file instead")
+        dim = self.spec.head_dim
+        check_tensor("values", values, ("n", dim), (FP8, torch.uint8))
+        count = int(values.shape[0])
+        check_tensor("scales", scales, (count, dim // 32), (E8M0, torch.uint8))
+        if not 0 <= start <= self.spec.rows - count:
+            raise InvalidArgumentError("start", f"{start} for {count} rows", f"rows within the table's {self.spec.rows}")
+        first = max(start, self.shard.row_start)
+        last = min(start + count, self.shard.row_stop)
+        if first < last:
+            here = slice(first - self.shard.row_start, last - self.shard.row_start)
+            there = slice(first - start, last - start)
+            self.values.view(torch.uint8)[here].copy_(code_bytes(values[there]))
+            self.scales[here].copy_(scale_bytes(scales[there]))
+
+    def lookup(
+        self,
+        hash_ids: torch.Tensor,
+        out: torch.Tensor | None = None,
+        *,
+        background: bool = False,
+        packed: bool = False,
+    ) -> torch.Tensor:
+        """Rows of this rank's columns, ``[T, columns, D]`` bf16 or, ``packed``, ``[T, columns, W]`` uint8.
+
+        ``hash_ids`` ``[T, C]`` int32 or int64 of all columns, any strides, on ``ids_device``. An id that is negative,
+        beyond the table or another shard's gives a zero row, and nothing is read. ``background``: other work runs
+        beside it. Raises :class:`InvalidArgumentError`, and :class:`TableError` inside a graph capture where the table
+        is not ``graph_safe``.
+        """
+        ids = check_tensor("hash_ids", hash_ids, ("T", self.spec.columns), INDEX_DTYPES, self.ids_device)
+        shape = (int(ids.shape[0]), self.shard.columns, self.spec.width if packed else self.spec.head_dim)
+        dtype = torch.uint8 if packed else torch.bfloat16
+        if out is None:
+            out = torch.empty(shape, dtype=dtype, device=self.device)
+        else:
+            check_tensor("out", out, shape, (dtype,), self.device, dense_last=True)
+            check_disjoint("out", out, hash_ids=ids, table=self.packed)
+        if not self.graph_safe and is_capturing(self.device):
+            raise TableError(
+                f"lookup: a table of placement {self.spec.placement!r} is gathered on the CPU and can't be captured; "
+                f"look rows up before the capture, or use placement 'device'"
+            )
+        real = self.shard.real
+        if real < self.shard.columns:
+            out[:, real:].zero_()
+        if shape[0]:
+            self.gather(ids[:, self.shard.first : self.shard.first + real], out[:, :real], background)
+        return out
+
+    def gather(self, ids: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1 (the default: torch)."""
+        if self.shard.rows == 0:
+            out.zero_()
+            return
+        for begin in range(0, ids.shape[0], _CHUNK_TOKENS):
+            local = ids[begin : begin + _CHUNK_TOKENS].to(torch.int64) - self.shard.row_start
+            owned = (local >= 0) & (local < self.shard.rows)
+            rows = self.packed[local.masked_fill(~owned, 0)].masked_fill_(~owned.unsqueeze(-1), 0)
+            out[begin : begin + _CHUNK_TOKENS].copy_(rows if out.dtype == torch.uint8 else rows_to_bf16(rows))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream of ``device`` is being captured in a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
