@@ -76,12 +76,12 @@ class BackendInfo:
 
     ``device_types``: torch device types it runs on ("cuda", "cpu", ...); ``("*",)`` is any.
     ``priority``: auto takes the available backend of highest priority whose ``device_types`` fit.
-    ``probe``: ``"module:function"``, a function without arguments that returns the reasons against this machine. It must
-    not initialise a device (forked workers die of it). A function ``facts() -> dict[str, str]`` beside it, if there is
-    one, adds lines to ``engram-core doctor``.
+    ``probe``: ``"module:function"``, a function without arguments that returns the reasons against this machine. It
+    must not initialise a device (forked workers die of it). An optional ``facts() -> dict[str, str]`` beside it adds
+    lines to ``engram-core doctor``.
     ``factory``: ``"module:Class"``, the :class:`~engram_core.backend.EngramBackend` subclass.
-    ``interpretable``: its kernels are Triton's, so that with ``TRITON_INTERPRET=1`` it also takes a CPU device, when asked
-    for by name.
+    ``interpretable``: its kernels are Triton's, so that with ``TRITON_INTERPRET=1`` it also takes a CPU device, when
+    asked for by name.
 
     Raises ``TypeError`` or ``ValueError`` with the field's name when a field is malformed.
     """

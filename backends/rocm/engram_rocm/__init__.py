@@ -1,0 +1,1 @@
+"""AMD ROCm backend. Found through the entry point ``engram_rocm.plugin``; imports nothing."""
