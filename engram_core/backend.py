@@ -35,8 +35,8 @@ __all__ = ["EngramBackend", "GateWeights", "Prefetch", "Problem", "TableSpec", "
 class Wkv(nn.Module, ABC):
     """The projection of a token's rows to one key for each residual copy and one shared value.
 
-    A backend subclasses it, writes :meth:`forward` and :meth:`store`, and sets the traits that differ. What ``kv`` looks
-    like is the backend's own affair: only its own ``post_wkv`` reads it.
+    A backend subclasses it, writes :meth:`forward` and :meth:`store`, and sets the traits that differ. What ``kv``
+    looks like is the backend's own affair: only its own ``post_wkv`` reads it.
     """
 
     accepts_packed: bool = False
@@ -75,7 +75,9 @@ class Wkv(nn.Module, ABC):
             rows = (n // BLOCK, n) if n % BLOCK == 0 else (n,)
             if scale is None or scale.dim() != 2 or scale.shape[0] not in rows or scale.shape[1] != k // BLOCK:
                 need = " or ".join(f"[{r}, {k // BLOCK}]" for r in rows)
-                raise InvalidArgumentError("scale", "None" if scale is None else describe(scale), f"{need} float8_e8m0fnu or uint8")
+                raise InvalidArgumentError(
+                    "scale", "None" if scale is None else describe(scale), f"{need} float8_e8m0fnu or uint8"
+                )
             check_tensor("scale", scale, (scale.shape[0], k // BLOCK), (E8M0, torch.uint8))
         elif scale is not None:
             raise InvalidArgumentError("scale", describe(scale), "None: bf16 weights have no scale")
@@ -105,7 +107,9 @@ class Wkv(nn.Module, ABC):
         if width * (BLOCK if packed else 1) != k * (BLOCK + 1 if packed else 1):
             raise InvalidArgumentError("rows", describe(rows), f"C * D = {k} values a token (in_features)")
         if out is not None:
-            check_tensor("out", out, (rows.shape[0], self.kv_features), (self.spec.dtype,), self.device, dense_last=True)
+            check_tensor(
+                "out", out, (rows.shape[0], self.kv_features), (self.spec.dtype,), self.device, dense_last=True
+            )
         return int(rows.shape[0])
 
 
@@ -114,7 +118,7 @@ class Prefetch(ABC):
 
     @abstractmethod
     def start(self, num_tokens: int) -> None:
-        """Start the chain of every layer whose staged rows hold ``num_tokens``; more than ``max_rows`` starts nothing."""
+        """Start the chain of every layer whose staged rows hold ``num_tokens``; more than ``max_rows``: none."""
 
     @abstractmethod
     def wait(self, layer: Engram) -> None:
@@ -137,7 +141,7 @@ class Prefetch(ABC):
     def forward(
         self, layer: Engram, hidden_states: torch.Tensor, hash_ids: torch.Tensor, token_mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As ``layer(hidden_states, hash_ids, token_mask)``, bit for bit, on the WKV started ahead where there is one."""
+        """As ``layer(hidden_states, hash_ids, token_mask)``, bit for bit, on the WKV started ahead if there is one."""
         self.wait(layer)
         return self.apply(layer, hidden_states, hash_ids, token_mask)
 
@@ -178,8 +182,8 @@ class EngramBackend(ABC):
         """The gate: ``bf16(h + gate * value)`` for each token and residual copy (CONTRACT, "Gate").
 
         ``hidden_states`` ``[T, H, dim]`` bf16, last dimension dense; ``kv`` ``[T, kv_features]`` bf16; ``token_mask``
-        ``[T]`` bool, False: the row comes out as it went in; ``num_kv_tokens``: rows at or past it likewise. ``wkv``: the
-        one that made ``kv`` (its layout, its ranks); None: ``kv`` is whole. Inputs are never written.
+        ``[T]`` bool, False: the row comes out as it went in; ``num_kv_tokens``: rows at or past it likewise. ``wkv``:
+        the one that made ``kv`` (its layout, its ranks); None: ``kv`` is whole. Inputs are never written.
         Raises :class:`InvalidArgumentError` before anything is launched.
         """
 
@@ -198,7 +202,7 @@ class EngramBackend(ABC):
         return EngramTable(spec, self.device)
 
     def create_hasher(self, layout: HashLayout, token_map: TokenMap) -> Callable[[TokenBatch], torch.Tensor]:
-        """A function from a checked batch, its lookback ``[R, n-1]``, to hash ids ``[T, L, C]``; constants uploaded once."""
+        """A function from a checked batch, its lookback ``[R, n-1]``, to hash ids ``[T, L, C]``."""
         from engram_core.hashing import TorchHasher
 
         return TorchHasher(layout, token_map, self.device)

@@ -40,7 +40,9 @@ def check_tensor(
     if not fits or value.dtype not in dtypes or (device is not None and value.device != device):
         raise InvalidArgumentError(argument, describe(value), need)
     if dense_last and value.shape[-1] > 1 and value.stride(-1) != 1:
-        raise InvalidArgumentError(argument, f"a last dimension of stride {value.stride(-1)}", "a dense last dimension (stride 1)")
+        raise InvalidArgumentError(
+            argument, f"a last dimension of stride {value.stride(-1)}", "a dense last dimension (stride 1)"
+        )
     return value
 
 
@@ -54,9 +56,40 @@ def check_disjoint(argument: str, out: torch.Tensor, **inputs: torch.Tensor | No
             continue
         first, last = _extent(value)
         if begin < last and first < end:
-            raise InvalidArgumentError(argument, f"memory that overlaps {name}", "memory of its own (inputs are never written)")
+            raise InvalidArgumentError(
+                argument, f"memory that overlaps {name}", "memory of its own (inputs are never written)"
+            )
 
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:
     span = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1
     return x.data_ptr(), x.data_ptr() + span * x.element_size()
+
+
+def check_gate_operands(
+    hidden_states: torch.Tensor,
+    kv: torch.Tensor,
+    hc_mult: int,
+    dim: int,
+    kv_features: int,
+    token_mask: torch.Tensor | None,
+    num_kv_tokens: int | None,
+    out: torch.Tensor | None,
+    device: torch.device,
+) -> tuple[torch.Tensor, int]:
+    """Check what ``post_wkv`` was given; return the output to fill (a new one where None) and the real tokens."""
+    dtypes = (torch.bfloat16,)
+    check_tensor("hidden_states", hidden_states, ("T", hc_mult, dim), dtypes, device, dense_last=True)
+    tokens = int(hidden_states.shape[0])
+    check_tensor("kv", kv, (tokens, kv_features), dtypes, device, dense_last=True)
+    if token_mask is not None:
+        check_tensor("token_mask", token_mask, (tokens,), (torch.bool,), device)
+    if num_kv_tokens is None:
+        num_kv_tokens = tokens
+    elif isinstance(num_kv_tokens, bool) or not isinstance(num_kv_tokens, int) or not 0 <= num_kv_tokens <= tokens:
+        raise InvalidArgumentError("num_kv_tokens", describe(num_kv_tokens), f"an int from 0 to T = {tokens}")
+    if out is None:
+        return torch.empty((tokens, hc_mult, dim), dtype=hidden_states.dtype, device=device), num_kv_tokens
+    check_tensor("out", out, (tokens, hc_mult, dim), dtypes, device, dense_last=True)
+    check_disjoint("out", out, hidden_states=hidden_states, kv=kv, token_mask=token_mask)
+    return out, num_kv_tokens

@@ -132,7 +132,9 @@ class EngramConfig(BaseModel):
         if isinstance(nested, Mapping) and any(key.startswith("engram_") for key in nested):
             where, mapping = f"{where}: text_config", nested
         if not any(key.startswith("engram_") for key in mapping):
-            raise ConfigError(f"{where}: no engram_* key; this model has no Engram layers (first key needed: engram_layer_ids)")
+            raise ConfigError(
+                f"{where}: no engram_* key; this model has no Engram layers (first key needed: engram_layer_ids)"
+            )
         for key in _HF_KEYS.values():
             if key not in mapping:
                 raise ConfigError(f"{where}: the key {key} is missing")

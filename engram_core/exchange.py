@@ -1,7 +1,7 @@
 """How a table is cut over ranks, and how the looked-up parts come together again.
 
-Columns (hash heads) are cut contiguously, ``ceil(C / P)`` a rank, the last rank padded with zero rows that are cut after
-the gather. Where that would leave a rank empty, the table is cut by rows instead: each rank looks up every column, its
+Columns (hash heads) are cut contiguously, ``ceil(C / P)`` a rank, the last rank padded with zero rows that are cut
+after the gather. Where that would leave a rank empty, the table is cut by rows instead: each rank looks up every column, its
 own rows answer and all others are zero bits, and an integer sum of the bit patterns joins them (a float sum would lose
 -0.0 and NaN payloads). Every decision here is a pure function of values that all ranks share.
 """
@@ -101,12 +101,14 @@ class RowExchange:
         """
         data = self._parallel.data
         if data is not None and data.size > 1 and slot > 0:
-            parts = data.all_to_all(rows.unflatten(0, (data.size, slot)))
+            parts = data.all_to_all(rows.view(data.size, slot, *rows.shape[1:]))
             rows = self._merge(parts)[:num_tokens]
+        if num_tokens == 0:  # so it is on all tensor ranks
+            return rows.new_empty((0, self._columns, rows.shape[-1]))
         group = self._parallel.communicator(ahead)
         if self._parallel.sequence:
             return self._windows(group, rows, num_tokens)
-        if group.size > 1 and num_tokens > 0:
+        if group.size > 1:
             if self._shard.by_rows:
                 rows = _bit_sum(group.all_gather(rows.unsqueeze(0), 0))
             else:
@@ -115,9 +117,9 @@ class RowExchange:
 
     def _windows(self, group: Collectives, rows: torch.Tensor, num_tokens: int) -> torch.Tensor:
         mine = window(num_tokens, self._parallel)
-        if group.size > 1 and mine.slot > 0:
+        if group.size > 1:
             padded = _pad(rows, mine.slot * group.size, 0)
-            rows = self._merge(group.all_to_all(padded.unflatten(0, (group.size, mine.slot))))
+            rows = self._merge(group.all_to_all(padded.view(group.size, mine.slot, *padded.shape[1:])))
         return rows[: mine.real, : self._columns]
 
     def _merge(self, parts: torch.Tensor) -> torch.Tensor:

@@ -54,9 +54,8 @@ def decode_e8m0(scale: torch.Tensor) -> torch.Tensor:
 
 
 def dequantize(codes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Codes ``[..., K]`` times scales ``[..., K/32]`` in float32 (one fp32 product, subnormals kept, overflow to inf)."""
-    blocks = decode_e4m3fn(codes).unflatten(-1, (-1, BLOCK))
-    return (blocks * decode_e8m0(scale).unsqueeze(-1)).flatten(-2)
+    """Codes ``[..., K]`` times scales ``[..., K/32]`` in float32 (one product, subnormals kept, overflow to inf)."""
+    return (_blocks(decode_e4m3fn(codes)) * decode_e8m0(scale).unsqueeze(-1)).flatten(-2)
 
 
 def unpack_rows(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -64,7 +63,9 @@ def unpack_rows(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     width = packed.shape[-1]
     dim = width * BLOCK // (BLOCK + 1)
     if packed.dtype != torch.uint8 or packed_width(dim) != width or dim % BLOCK:
-        raise InvalidArgumentError("packed", f"{list(packed.shape)} {packed.dtype}", "[..., D + D/32] uint8, D a multiple of 32")
+        raise InvalidArgumentError(
+            "packed", f"{list(packed.shape)} {packed.dtype}", "[..., D + D/32] uint8, D a multiple of 32"
+        )
     return packed[..., :dim].view(FP8), packed[..., dim:]
 
 
@@ -85,6 +86,10 @@ def dequantize_weight(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor
     return dequantize(weight, scale)
 
 
+def _blocks(x: torch.Tensor) -> torch.Tensor:
+    return x.reshape(*x.shape[:-1], x.shape[-1] // BLOCK, BLOCK)
+
+
 def _bits(x: torch.Tensor) -> torch.Tensor:
     return x.contiguous().view(torch.int32)
 
@@ -95,7 +100,7 @@ def quantize_mxfp8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Scale byte ``max(0, E(amax) - 8 + (mantissa(amax) > 0x600000))``, rounded up so that no value exceeds 448. The codes
     are ``x * 2**(127 - byte)`` clamped to +-448; a zero block stays zero; no finite input gives NaN.
     """
-    blocks = x.to(torch.float32).unflatten(-1, (-1, BLOCK))
+    blocks = _blocks(x.to(torch.float32))
     amax = _bits(blocks.abs().amax(-1))
     byte = (((amax >> 23) & 0xFF) - 8 + ((amax & 0x7FFFFF) > 0x600000).to(torch.int32)).clamp(0, 254)
     # 2**(127 - byte): byte 254 needs 2**-127, which only the subnormal bit pattern holds.

@@ -25,8 +25,8 @@ class TokenBatch:
     ``input_ids``, ``positions``: ``[T]``; ``query_start``: ``[R+1]``, where each request's tokens begin, the last entry
     their end (tokens past it are padding and get the id -1). ``lookback``: ``[R, n-1]`` raw ids of the tokens before
     each request's chunk, newest first, -1 where dead or unknown; entries before position 0 are ignored; ``[R, 0]`` if
-    every request begins at position 0. ``dead``: ``[T]`` bool, True: the token takes part in no n-gram. All integers are
-    int32 or int64, all tensors on one device. ``host``: the same batch in CPU tensors, for tables gathered on the CPU.
+    every request begins at position 0. ``dead``: ``[T]`` bool, True: the token takes part in no n-gram. All integers
+    are int32 or int64, all tensors on one device. ``host``: the same batch in CPU tensors, for tables gathered on the CPU.
 
     Positions in a request are consecutive. Values are never read back from a device to be checked.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype or device.
@@ -117,7 +117,9 @@ class NgramHasher:
         if not isinstance(batch, TokenBatch):
             raise InvalidArgumentError("batch", describe(batch), "a TokenBatch")
         if batch.device != self.device:
-            raise InvalidArgumentError("batch", f"tensors on {batch.device}", f"tensors on {self.device} (batch.to does it)")
+            raise InvalidArgumentError(
+                "batch", f"tensors on {batch.device}", f"tensors on {self.device} (batch.to does it)"
+            )
         return self._hash(with_lookback(batch, self.layout.max_ngram_size - 1))
 
 
@@ -130,7 +132,8 @@ def check_token_map(config: EngramConfig, token_map: TokenMap) -> None:
         )
     if token_map.pad_token_id != config.pad_token_id:
         raise TokenMapError(
-            f"token_map: pads with token {token_map.pad_token_id}; the configuration's engram_pad_token_id is {config.pad_token_id}"
+            f"token_map: pads with token {token_map.pad_token_id}; the configuration's engram_pad_token_id is "
+            f"{config.pad_token_id}"
         )
 
 
@@ -140,7 +143,9 @@ def with_lookback(batch: TokenBatch, width: int) -> TokenBatch:
     if have == width:
         return batch
     if have:
-        raise InvalidArgumentError("lookback", describe(batch.lookback), f"[{batch.requests}, {width}], n-1 tokens a request")
+        raise InvalidArgumentError(
+            "lookback", describe(batch.lookback), f"[{batch.requests}, {width}], n-1 tokens a request"
+        )
     return replace(batch, lookback=batch.input_ids.new_full((batch.requests, width), -1))
 
 

@@ -49,13 +49,14 @@ def is_prime(number: int) -> bool:
 
 
 def table_primes(vocab_size: int, layers: int, ngram_sizes: int, heads: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Primes ``[layers][ngram_sizes][heads]``: for each size the next ``heads`` unused primes from ``vocab_size`` on."""
+    """Primes ``[layers][ngram_sizes][heads]``: for each size the next ``heads`` unused from ``vocab_size`` on."""
     used: set[int] = set()
     result = []
     for _ in range(layers):
         sizes = []
         for _ in range(ngram_sizes):
-            candidate, found = vocab_size - 1, []
+            candidate = vocab_size - 1
+            found: list[int] = []
             while len(found) < heads:
                 candidate += 1
                 if candidate not in used and is_prime(candidate):

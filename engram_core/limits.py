@@ -17,7 +17,7 @@ def declared(info: BackendInfo, problem: Problem) -> tuple[Reason, ...]:
     """All reasons against ``problem`` that follow from ``info.capabilities``."""
     parallel = problem.parallel
     wanted = [
-        (Capability(f"placement_{problem.placement}"), f"placement={problem.placement!r}", "another placement"),
+        (Capability[f"PLACEMENT_{problem.placement.upper()}"], f"placement={problem.placement!r}", "another placement"),
         (Capability.TENSOR_PARALLEL, f"{parallel.tensor.size} tensor-parallel ranks", "one tensor-parallel rank"),
         (Capability.DATA_PARALLEL, f"tables shared by {parallel.data_size} data-parallel ranks", "Parallel(data=None)"),
         (Capability.SEQUENCE_PARALLEL, "sequence parallelism", "Parallel(sequence=False)"),

@@ -123,7 +123,9 @@ class Parallel:
             if value is None and name != "tensor":
                 continue
             if not isinstance(value, Collectives):
-                raise InvalidArgumentError(name, type(value).__name__, "rank, size, all_gather and all_to_all (Collectives)")
+                raise InvalidArgumentError(
+                    name, type(value).__name__, "rank, size, all_gather and all_to_all (Collectives)"
+                )
             if not 0 <= value.rank < value.size:
                 raise InvalidArgumentError(name, f"rank {value.rank} of {value.size}", "a rank below the size")
         if self.ahead is not None and (self.ahead.rank, self.ahead.size) != (self.tensor.rank, self.tensor.size):

@@ -87,7 +87,9 @@ class WkvSpec:
     def __post_init__(self) -> None:
         _positive(in_features=self.in_features, dim=self.dim, hc_mult=self.hc_mult)
         if self.in_features % BLOCK:
-            raise InvalidArgumentError("in_features", str(self.in_features), "a multiple of 32 (one scale for 32 values)")
+            raise InvalidArgumentError(
+                "in_features", str(self.in_features), "a multiple of 32 (one scale for 32 values)"
+            )
         if self.hc_mult not in HC_MULTS:
             raise InvalidArgumentError("hc_mult", str(self.hc_mult), "1, 2, 4 or 8")
 
@@ -123,7 +125,9 @@ class TableSpec:
         if not self.head_sizes:
             raise InvalidArgumentError("head_sizes", "none", "the rows of each hash column")
         if sum(self.head_sizes) > self.rows:
-            raise InvalidArgumentError("rows", str(self.rows), f"at least {sum(self.head_sizes)}, the sum of head_sizes")
+            raise InvalidArgumentError(
+                "rows", str(self.rows), f"at least {sum(self.head_sizes)}, the sum of head_sizes"
+            )
         if self.placement not in PLACEMENTS:
             raise InvalidArgumentError("placement", describe(self.placement), "device, host, shared or file")
         if (self.placement == "file") != (self.path is not None):

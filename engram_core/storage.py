@@ -41,9 +41,12 @@ def _shared(rows: int, width: int) -> torch.Tensor:
     free = stat.f_bavail * stat.f_frsize
     if need > free:
         raise TableError(
-            f"placement: 'shared' needs {need} bytes in {_SHM}, which has {free} free; mount it larger (docker: --shm-size)"
+            f"placement: 'shared' needs {need} bytes in {_SHM}, which has {free} free; mount it larger "
+            f"(docker: --shm-size)"
         )
-    return torch.zeros(rows, width, dtype=torch.uint8).share_memory_()
+    table = torch.zeros(rows, width, dtype=torch.uint8)
+    table.share_memory_()  # type: ignore[no-untyped-call]
+    return table
 
 
 def map_file(path: str | Path, rows: int, width: int) -> torch.Tensor:

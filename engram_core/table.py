@@ -24,8 +24,8 @@ _CHUNK_TOKENS: Final = 512
 class EngramTable:
     """This rank's part of one layer's table.
 
-    ``packed``: ``[rows, W]`` uint8; ``shard``: which rows and columns these are; ``graph_safe``: whether a look-up may be
-    captured in a device graph; ``ids_device``: where :meth:`lookup` wants its ids. A backend subclasses it to gather
+    ``packed``: ``[rows, W]`` uint8; ``shard``: which rows and columns these are; ``graph_safe``: whether a look-up may
+    be captured in a device graph; ``ids_device``: where :meth:`lookup` wants its ids. A backend subclasses it to gather
     faster: it overrides :meth:`gather` alone, and may pass ``packed`` rows that it allocated itself.
     """
 
@@ -56,7 +56,7 @@ class EngramTable:
     def load(self, values: torch.Tensor, scales: torch.Tensor, start: int = 0) -> None:
         """Copy rows ``[start, start + n)`` of the whole table: of them, those that this rank holds.
 
-        ``values`` ``[n, D]`` e4m3fn (or bytes), ``scales`` ``[n, D/32]`` e8m0 (or bytes); bytes are copied, never values.
+        ``values`` ``[n, D]`` e4m3fn (or bytes), ``scales`` ``[n, D/32]`` e8m0 (or bytes); the bytes are copied.
         """
         if self.spec.placement == "file":
             raise TableError("load: a table of placement 'file' holds its file's rows; write the file instead")
@@ -65,7 +65,9 @@ class EngramTable:
         count = int(values.shape[0])
         check_tensor("scales", scales, (count, dim // 32), (E8M0, torch.uint8))
         if not 0 <= start <= self.spec.rows - count:
-            raise InvalidArgumentError("start", f"{start} for {count} rows", f"rows within the table's {self.spec.rows}")
+            raise InvalidArgumentError(
+                "start", f"{start} for {count} rows", f"rows within the table's {self.spec.rows}"
+            )
         first = max(start, self.shard.row_start)
         last = min(start + count, self.shard.row_stop)
         if first < last:
@@ -110,7 +112,7 @@ class EngramTable:
         return out
 
     def gather(self, ids: torch.Tensor, out: torch.Tensor, background: bool) -> None:
-        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1 (the default: torch)."""
+        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1."""
         if self.shard.rows == 0:
             out.zero_()
             return
@@ -124,5 +126,3 @@ class EngramTable:
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of ``device`` is being captured in a graph."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-

@@ -75,11 +75,8 @@ class TokenMap:
         seen: dict[str | None, int] = {}
         ids = np.empty(count, dtype=np.int32)
         for i, text in enumerate(texts):
-            key: str | None
-            if _REPLACEMENT in text:  # a piece of a UTF-8 sequence has no text of its own
-                key = loaded.id_to_token(i)
-            else:
-                key = normalizer.normalize_str(text) or text
+            # A piece of a UTF-8 sequence has no text of its own.
+            key = loaded.id_to_token(i) if _REPLACEMENT in text else normalizer.normalize_str(text) or text
             ids[i] = seen.setdefault(key, len(seen))
         return cls(ids, pad_token_id)
 

@@ -1,0 +1,77 @@
+"""Weights by name, as DeepSeek-V4.1 checkpoints (and the common converters) write them.
+
+``[model.]layers.N.engram.``: ``embed.weight`` ``[rows, D]`` e4m3fn and ``embed.scale`` ``[rows, D/32]`` e8m0 (also
+``embed_tokens``); ``wkv.weight`` ``[N, K]`` and ``wkv.scale``; ``q_weight``, ``k_weight`` ``[H, dim]``. A scale may be
+named ``weight_scale`` or ``weight_scale_inv``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from engram_core.checks import check_tensor
+from engram_core.errors import InvalidArgumentError
+from engram_core.formats import E8M0, FP8
+
+if TYPE_CHECKING:
+    from engram_core.layer import Engram
+
+_NAME = re.compile(
+    r"(?:model\.)?layers\.(?P<layer>\d+)\.engram\."
+    r"(?:(?P<module>embed|embed_tokens|wkv)\.(?P<part>weight|scale|weight_scale|weight_scale_inv)|(?P<gate>[qk]_weight))\Z"
+)
+
+
+def load_weights(layers: Mapping[int, Engram], weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+    """Load what belongs to ``layers`` and return the names taken.
+
+    Raises :class:`InvalidArgumentError` naming the tensor; a tensor is checked whole before it is copied.
+    """
+    taken: set[str] = set()
+    halves: dict[int, dict[str, tuple[str, torch.Tensor]]] = {}
+    for name, tensor in weights:
+        match = _NAME.match(name)
+        layer = layers.get(int(match["layer"])) if match else None
+        if match is None or layer is None:
+            continue
+        if match["gate"]:
+            check_tensor(name, tensor, layer.gate.q_weight.shape, (torch.bfloat16, torch.float32))
+            layer.gate.load(**{match["gate"]: tensor})
+        elif match["module"] == "wkv":
+            part = "weight" if match["part"] == "weight" else "scale"
+            held = halves.setdefault(layer.layer_id, {})
+            if part in held:
+                raise InvalidArgumentError(name, f"a second {part} (after {held[part][0]})", "one for each layer")
+            held[part] = (name, tensor)
+            if len(held) == 2:
+                layer.wkv.load(held["weight"][1], held["scale"][1])
+                del halves[layer.layer_id]
+        else:
+            _load_rows(layer, name, match["part"] == "weight", tensor)
+        taken.add(name)
+    for layer_id, held in halves.items():
+        (name, tensor), *_ = held.values()
+        if "weight" not in held:
+            raise InvalidArgumentError(name, "a scale without its weight", "wkv.weight and wkv.scale in one call")
+        if tensor.dtype != torch.bfloat16:
+            raise InvalidArgumentError(name, "a weight without its scale", "wkv.weight and wkv.scale in one call")
+        layers[layer_id].wkv.load(tensor)
+    return taken
+
+
+def _load_rows(layer: Engram, name: str, codes: bool, tensor: torch.Tensor) -> None:
+    table = layer.table
+    if table.spec.placement == "file":
+        raise InvalidArgumentError(name, "rows for a table of placement 'file'", "no rows: the file holds them")
+    dim = table.spec.head_dim
+    if codes:
+        check_tensor(name, tensor, (table.spec.rows, dim), (FP8,))
+    else:
+        check_tensor(name, tensor, (table.spec.rows, dim // 32), (E8M0, torch.uint8))
+    held = slice(table.shard.row_start, table.shard.row_stop)
+    target = table.values if codes else table.scales
+    target.view(torch.uint8).copy_(tensor[held].view(torch.uint8))
