@@ -26,7 +26,7 @@ class TokenBatch:
     their end (tokens past it are padding and get the id -1). ``lookback``: ``[R, n-1]`` raw ids of the tokens before
     each request's chunk, newest first, -1 where dead or unknown; entries before position 0 are ignored; ``[R, 0]`` if
     every request begins at position 0. ``dead``: ``[T]`` bool, True: the token takes part in no n-gram. All integers
-    are int32 or int64, all tensors on one device. ``host``: the same batch in CPU tensors, for tables gathered on the CPU.
+    are int32 or int64, all tensors on one device. ``host``: the same batch in CPU tensors, for a table gathered there.
 
     Positions in a request are consecutive. Values are never read back from a device to be checked.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype or device.

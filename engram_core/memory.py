@@ -26,8 +26,8 @@ class EngramMemory:
     """What an engine holds: the hasher, the layers, and the chains that run ahead.
 
     ``backend``: a name, a backend, or None (``ENGRAM_BACKEND``, or the best for ``device``). ``placement``: where
-    tables live ("device", "host", "shared", "file"). ``max_tokens``: the largest batch. ``layer_ids``: those of this pipeline
-    stage (default: all). ``table_path``: for "file", a mapping from layer id to file, or one path that holds
+    tables live ("device", "host", "shared", "file"). ``max_tokens``: the largest batch. ``layer_ids``: those of this
+    pipeline stage (default: all). ``table_path``: for "file", a mapping from layer id to file, or one path that holds
     ``{layer_id}``. ``cache_bytes``: device memory for hot rows, a layer. ``prefetch_rows``: the largest batch whose WKV
     runs ahead. ``keep_bf16``: a second, dequantised copy of the WKV weights may be held for speed.
 

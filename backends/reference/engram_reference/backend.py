@@ -30,7 +30,7 @@ class ReferenceBackend(EngramBackend):
             reasons += (
                 Reason(
                     "shared-ranks",
-                    f"placement 'shared' with {problem.parallel.shards} ranks: one copy for all of them is not implemented",
+                    f"placement 'shared' with {problem.parallel.shards} ranks: one copy for them all is not there yet",
                     "use placement 'host' or 'file'",
                 ),
             )

@@ -1,0 +1,40 @@
+# The verbs of this project. `make run` and `make test` need python3 (3.11 or newer), make and git, and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+WHEEL_VENV ?= .venv-wheel
+BIN    := $(VENV)/bin
+ARGS   ?=
+export PYTHON
+
+.PHONY: run test lint unit conformance wheel clean
+
+run: $(VENV)/.ready            ## the main job: Engram on real text, checked against float64
+	$(BIN)/engram-core run $(ARGS)
+
+test: lint unit conformance wheel  ## everything that CI runs
+
+lint: $(VENV)/.ready           ## style and types, before anything slow
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+unit: $(VENV)/.ready           ## the project's own tests, on the checkout
+	$(BIN)/pytest -n 2 $(ARGS)
+
+conformance: $(VENV)/.ready    ## the suite that a backend author runs, on the reference
+	$(BIN)/pytest --pyargs engram_conformance --engram-backend=reference -p no:cacheprovider -q
+
+wheel: $(VENV)/.ready          ## what users install: a file forgotten in the wheel is found only here
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist . >/dev/null
+	.ci/venv.sh $(WHEEL_VENV) "$$(ls dist/*.whl)[conformance,demo]" pytest-timeout pytest-xdist hypothesis triton
+	$(WHEEL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps dist/*.whl
+	cd / && $(CURDIR)/$(WHEEL_VENV)/bin/pytest -n 2 -p no:cacheprovider -c $(CURDIR)/pyproject.toml --rootdir $(CURDIR) -m "not slow" $(CURDIR)/tests
+	cd / && $(CURDIR)/$(WHEEL_VENV)/bin/pytest --pyargs engram_conformance --engram-backend=reference -p no:cacheprovider -q
+
+$(VENV)/.ready: pyproject.toml .ci/constraints.txt .ci/venv.sh
+	.ci/venv.sh $(VENV) --editable ".[dev,demo,conformance]"
+	@touch $@
+
+clean:                         ## what make made
+	rm -rf $(VENV) $(WHEEL_VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
