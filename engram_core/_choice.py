@@ -95,7 +95,8 @@ def _named(
     assert info is not None
     where = device if device is not None else _default_device(status, _devices.accelerator())
     if where is None:
-        lacking = Reason("no-device", f"it runs on {', '.join(info.device_types)}, and torch sees no such device here")
+        message = f"it runs on {', '.join(info.device_types)}, and torch sees no such device here"
+        lacking = Reason("no-device", message, f"install the torch that {status.distribution} needs, and its driver")
         _refuse(request, replace(status, state=State.UNAVAILABLE, reasons=(lacking,)), decisions)
     if not _takes(info, where) and not (status.interpreted and where.type == "cpu"):
         runs_on = ", ".join(info.device_types)
@@ -161,7 +162,7 @@ def _default_device(status: BackendStatus, accelerator: torch.device | None) -> 
     if "cpu" in types or "*" in types:
         return torch.device("cpu")
     # A backend may know a device that torch.accelerator does not: its probe has found one.
-    return torch.device(types[0]) if _devices.present(types[0]) else None
+    return _devices.first(types[0])
 
 
 def _refuse_unknown(request: Request, decisions: tuple[BackendStatus, ...]) -> NoReturn:

@@ -98,9 +98,15 @@ def accelerator() -> torch.device | None:
     return device if device is not None and _count(device.type) else None
 
 
-def present(device_type: str) -> bool:
-    """Whether torch sees a device of this type, or can't tell."""
-    return _count(device_type) != 0
+def first(device_type: str) -> torch.device | None:
+    """The type as a device; ``None`` where torch does not know it, or sees none of it."""
+    import torch
+
+    try:
+        device = torch.device(device_type)
+    except RuntimeError:  # a type of a torch extension that is not loaded
+        return None
+    return device if _count(device_type) != 0 else None
 
 
 def _count(device_type: str) -> int | None:

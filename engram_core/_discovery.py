@@ -58,7 +58,7 @@ def discover(only: str | None = None) -> tuple[BackendStatus, ...]:
     _environ.warn_unknown(groups)
     decisions: list[BackendStatus] = []
     for name in sorted(groups, key=lambda name: (name == FALLBACK, name)):
-        claims = groups[name]
+        claims = sorted(groups[name], key=lambda found: (found.distribution, found.version))
         if name in blocked:
             fix = f"take {name!r} out of {_environ.DISABLE}"
             reason = Reason("blocked", f"blocked by {_environ.DISABLE}={','.join(sorted(blocked))}", fix)

@@ -22,6 +22,7 @@ VARIABLES: Final[dict[str, str]] = {
 }
 """Every variable that starts with ENGRAM_ and means something; any other one is warned about as a likely typo."""
 
+_PREFIX: Final = "ENGRAM_"
 INTERPRET: Final = "TRITON_INTERPRET"
 
 _warned: set[str] = set()
@@ -56,8 +57,12 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
 def warn_unknown(backends: Iterable[str]) -> None:
     """Warn once for each ENGRAM_* variable that nobody reads, and each blocked name that no installed backend has."""
     for variable in sorted(os.environ):
-        if variable.upper().startswith("ENGRAM_") and variable not in VARIABLES:
-            hint = did_you_mean(variable.upper(), VARIABLES) or f"; known are {', '.join(VARIABLES)}"
+        if variable.upper().startswith(_PREFIX) and variable not in VARIABLES:
+            # Compared without the prefix, which they all share and which would make every two of them alike.
+            close = difflib.get_close_matches(
+                variable.upper()[len(_PREFIX) :], [v[len(_PREFIX) :] for v in VARIABLES], n=1
+            )
+            hint = f"; did you mean {_PREFIX + close[0]!r}?" if close else f"; known are {', '.join(VARIABLES)}"
             _warn_once(f"{variable} is not a variable of engram-core and has no effect{hint}")
     installed = sorted(set(backends))
     for name in sorted(blocked().difference(installed)):

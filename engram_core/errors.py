@@ -25,6 +25,10 @@ class InvalidArgumentError(EngramError, ValueError):
         self.got = got
         self.need = need
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Workers send exceptions to their parent; what came may be something that can't be sent.
+        return type(self), (self.argument, str(self.got), self.need)
+
 
 class ConfigError(EngramError, ValueError):
     """A model's configuration lacks a key, or holds a value of the wrong type or range."""
@@ -59,6 +63,10 @@ class BackendError(EngramError, RuntimeError):
         self.report: Report | None = None
         if report is not None:
             self.attach(report)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Workers send exceptions to their parent; the text goes, the report with its tracebacks stays.
+        return type(self), (str(self),)
 
     def attach(self, report: Report) -> None:
         """Add the table of decisions: a factory that refuses does not know the other backends, the registry does."""

@@ -1,6 +1,6 @@
 """Choose a backend, and say why; or refuse, and say what every installed backend had against it.
 
-A backend asked for by name runs or raises: nothing else is ever put in its place. Settings are read on each call, so that
+A backend asked for by name runs or raises: nothing else is ever put in its place. Settings are read on each call, and
 a change takes effect on the next: the argument, else ``with use_backend``, else ``ENGRAM_BACKEND``, else auto.
 Probes run on each call too (milliseconds, once torch is imported); only the backends themselves are kept.
 """
