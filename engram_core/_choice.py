@@ -1,4 +1,4 @@
-"""The choice among judged backends: a pure function of the request, the device and the decisions.
+"""The choice among judged backends: from a request, a device and the decisions to one backend, or a refusal.
 
 Apart from :mod:`engram_core.registry`, which knows where requests come from and keeps what was created. A refusal loads
 and judges every backend, however few were asked for, because its table must show what else could be run.
@@ -72,6 +72,7 @@ class Request:
 
 
 def choose(request: Request, device: torch.device | None, decisions: tuple[BackendStatus, ...]) -> Decision:
+    """The one to run; raises a ``BackendError`` with the whole table, or ``InvalidArgumentError`` for a device not here."""
     if request.name is None:
         status, where, why = _auto(request, device, decisions)
     else:
