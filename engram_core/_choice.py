@@ -72,7 +72,7 @@ class Request:
 
 
 def choose(request: Request, device: torch.device | None, decisions: tuple[BackendStatus, ...]) -> Decision:
-    """The one to run; raises a ``BackendError`` with the whole table, or ``InvalidArgumentError`` for a device not here."""
+    """The one to run. Raises ``BackendError`` with the table, or ``InvalidArgumentError`` for a device not here."""
     if request.name is None:
         status, where, why = _auto(request, device, decisions)
     else:
