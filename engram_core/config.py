@@ -64,7 +64,7 @@ class EngramConfig(BaseModel):
         try:
             super().__init__(**data)
         except ValidationError as error:
-            raise ConfigError(_explain(error, {}, "EngramConfig")) from None
+            raise ConfigError(_explain(error, {}, "EngramConfig")) from error
 
     @field_validator("layer_ids", "num_embeddings", mode="before")
     @classmethod
@@ -139,9 +139,10 @@ class EngramConfig(BaseModel):
             if key not in mapping:
                 raise ConfigError(f"{where}: the key {key} is missing")
         try:
-            return cls.model_validate({field: mapping[key] for field, key in _HF_KEYS.items()})
-        except ValidationError as error:
-            raise ConfigError(_explain(error, _HF_KEYS, where)) from None
+            return cls(**{field: mapping[key] for field, key in _HF_KEYS.items()})
+        except ConfigError as error:
+            assert isinstance(error.__cause__, ValidationError)
+            raise ConfigError(_explain(error.__cause__, _HF_KEYS, where)) from None
 
 
 def _read(source: Mapping[str, Any] | str | Path) -> tuple[str, Mapping[str, Any]]:
@@ -178,6 +179,6 @@ def _explain(error: ValidationError, names: Mapping[str, str], where: str) -> st
         return f"{where}: the key {key} is missing"
     if first["type"] == "extra_forbidden":
         return f"{where}: the key {key} is unknown"
-    value = first["input"]
+    value = list(first["input"]) if isinstance(first["input"], tuple) else first["input"]
     need = str(first["msg"])
     return f"{where}: {key} is {value!r} ({type(value).__name__}); {need[:1].lower() + need[1:]}"

@@ -62,6 +62,8 @@ class TorchCollectives:
         if not dist.is_available() or not dist.is_initialized():
             raise CollectiveError("group: torch.distributed is not initialised; call init_process_group first")
         self._dist = dist
+        # torch renamed it (2.13 warns at the old name), and 2.9 to 2.12 know the old name alone.
+        self._gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         self._group = group if group is not None else dist.group.WORLD
         self.rank = dist.get_rank(self._group)
         self.size = dist.get_world_size(self._group)
@@ -79,9 +81,9 @@ class TorchCollectives:
         dim = _axis("dim", dim, x)
         if self.size == 1:
             return x
-        gathered = x.new_empty((self.size, *x.shape))
-        self._dist.all_gather_into_tensor(gathered, x.contiguous(), group=self._group)
-        return gathered.movedim(0, dim).flatten(dim, dim + 1)
+        gathered = x.new_empty((self.size * x.shape[0], *x.shape[1:]))
+        self._gather(gathered, x.contiguous(), group=self._group)
+        return gathered.view(self.size, *x.shape).movedim(0, dim).flatten(dim, dim + 1)
 
     def all_to_all(self, x: torch.Tensor) -> torch.Tensor:
         """See :meth:`Collectives.all_to_all`."""
