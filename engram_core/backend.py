@@ -179,7 +179,7 @@ class EngramBackend(ABC):
         num_kv_tokens: int | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The gate: ``bf16(h + gate * value)`` for each token and residual copy (CONTRACT, "Gate").
+        """The gate: ``bf16(h + gate * value)`` for each token and residual copy (docs/contract.md, "Gate").
 
         ``hidden_states`` ``[T, H, dim]`` bf16, last dimension dense; ``kv`` ``[T, kv_features]`` bf16; ``token_mask``
         ``[T]`` bool, False: the row comes out as it went in; ``num_kv_tokens``: rows at or past it likewise. ``wkv``:

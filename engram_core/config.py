@@ -141,8 +141,10 @@ class EngramConfig(BaseModel):
         try:
             return cls(**{field: mapping[key] for field, key in _HF_KEYS.items()})
         except ConfigError as error:
-            assert isinstance(error.__cause__, ValidationError)
-            raise ConfigError(_explain(error.__cause__, _HF_KEYS, where)) from None
+            cause = error.__cause__
+            if not isinstance(cause, ValidationError):
+                raise
+            raise ConfigError(_explain(cause, _HF_KEYS, where)) from None
 
 
 def _read(source: Mapping[str, Any] | str | Path) -> tuple[str, Mapping[str, Any]]:

@@ -1,9 +1,9 @@
 """How a table is cut over ranks, and how the looked-up parts come together again.
 
 Columns (hash heads) are cut contiguously, ``ceil(C / P)`` a rank, the last rank padded with zero rows that are cut
-after the gather. Where that would leave a rank empty, the table is cut by rows instead: each rank looks up every column,
-its own rows answer and all others are zero bits, and an integer sum of the bit patterns joins them (a float sum would lose
--0.0 and NaN payloads). Every decision here is a pure function of values that all ranks share.
+after the gather. Where that would leave a rank empty, the table is cut by rows instead: each rank looks up every
+column, its own rows answer and all others are zero bits, and an integer sum of the bit patterns joins them (a float sum
+would lose -0.0 and NaN payloads). Every decision here is a pure function of values that all ranks share.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def pack_rows(values: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def rows_to_bf16(packed: torch.Tensor) -> torch.Tensor:
-    """Packed rows to bf16 ``[..., D]``: fp32 product, one rounding (CONTRACT, "Rows")."""
+    """Packed rows to bf16 ``[..., D]``: fp32 product, one rounding (docs/contract.md, "Rows")."""
     return dequantize(*unpack_rows(packed)).to(torch.bfloat16)
 
 

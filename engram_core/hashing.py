@@ -1,4 +1,4 @@
-"""Token batches and their n-gram hash ids (CONTRACT, "Hash")."""
+"""Token batches and their n-gram hash ids (docs/contract.md, "Hash")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """InlinePrefetch: the WKV started ahead on the caller's own stream, for devices without streams.
 
-The semantics are those of every prefetch (CONTRACT, "Streams, graphs, steps"); only the overlap is missing. A backend
+The semantics are those of every prefetch (docs/contract.md, "Streams, graphs, steps"); only the overlap is missing. A backend
 for a device without side streams can return it from its ``prefetch`` hook as it is.
 """
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.normalizers import Normalizer
 
-# A private-use character that no text holds: it keeps a lone space from being stripped (CONTRACT, "Token map").
+# A private-use character that no text holds: it keeps a lone space from being stripped (docs/contract.md, "Token map").
 _SPACE_GUARD = "\ue000"
 _REPLACEMENT = "\ufffd"
 
