@@ -1,8 +1,8 @@
 """HashLayout: where every n-gram head's rows lie in a layer's table, and the numbers that hash to them.
 
-Pure numbers, computed once from the configuration (docs/contract.md, "Layout"): the primes restart at ``vocab_size - 1`` for
-every layer and n-gram size, and no layer may use a prime twice, so the primes of one layer depend on all layers before
-it. A pipeline stage that holds one layer therefore still computes all of them.
+Pure numbers, computed once from the configuration (docs/contract.md, "Layout"): the primes restart at
+``vocab_size - 1`` for every layer and n-gram size, and no layer may use a prime twice, so the primes of one layer
+depend on all layers before it. A pipeline stage that holds one layer therefore still computes all of them.
 """
 
 from __future__ import annotations

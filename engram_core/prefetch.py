@@ -1,7 +1,7 @@
 """InlinePrefetch: the WKV started ahead on the caller's own stream, for devices without streams.
 
-The semantics are those of every prefetch (docs/contract.md, "Streams, graphs, steps"); only the overlap is missing. A backend
-for a device without side streams can return it from its ``prefetch`` hook as it is.
+The semantics are those of every prefetch (docs/contract.md, "Streams, graphs, steps"); only the overlap is missing. A
+backend for a device without side streams can return it from its ``prefetch`` hook as it is.
 """
 
 from __future__ import annotations
