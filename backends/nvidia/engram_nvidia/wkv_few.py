@@ -1,0 +1,132 @@
+"""WKV of few tokens from e4m3 weights: every code is read once and the bytes are the limit.
+
+Bytes: N * K codes, 157 MB for 25600 x 6144, 36.6 us at 4.3 TB/s. Tokens are the narrow side of the product (8 columns
+of ``m16n8k16``), outputs the 16 rows, so that one token wastes no more than the smallest tile. The warps of a program
+share its BN outputs and cut K between them: all of K stays in one program, the float32 partial sums are added in warp
+order at the end, and the result does not depend on the grid. No split of K over programs is needed even at N = 3200.
+
+The weights come in unit order (``weights.py``): a lane's 16 bytes are its own operand. The tokens are loaded straight
+into the other operand's registers, 4 values a lane.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from engram_nvidia.decode import decode_weight
+from engram_nvidia.weights import PackedWeight
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def _few_kernel(
+    rows,
+    codes,
+    scales,
+    out,
+    num_tokens,
+    rows_stride,
+    out_stride,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    PADDED_K: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    WARPS: tl.constexpr,
+    STAGES: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    NB: tl.constexpr = BN // 16
+    MB: tl.constexpr = BM // 8
+    KB: tl.constexpr = BK // 32
+    SLICE: tl.constexpr = PADDED_K // WARPS
+    tile = tl.program_id(0)
+    warp = tl.arange(0, WARPS)
+    nb = tl.arange(0, NB)
+    kb = tl.arange(0, KB)
+
+    # Units [WARPS, NB, KB, 512].
+    unit = (tile * NB + nb)[None, :, None].to(tl.int64) * (PADDED_K // 32)
+    unit += (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
+    code_at = codes + unit[:, :, :, None] * 512 + tl.arange(0, 512)[None, None, None, :]
+    if BY_ROW:
+        # [WARPS, NB, KB, g, t, h, r, e], one scale for each output.
+        g = tl.arange(0, 8)[None, None, None, :, None, None, None, None]
+        r = tl.arange(0, 2)[None, None, None, None, None, None, :, None]
+        line = (tile * NB + nb)[None, :, None, None, None, None, None, None] * 16 + 8 * r + g
+        place = (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
+        scale_at = scales + line * (PADDED_K // 32) + place[:, :, :, None, None, None, None, None]
+    else:
+        block = ((tile * NB + nb) // 2)[None, :, None] * (PADDED_K // 32)
+        block += (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
+        scale_at = scales + block
+
+    # Tokens [g, WARPS, MB, 2 KB, 16]: in this order of dimensions the lanes are laid as the product wants them.
+    token = tl.arange(0, MB)[None, None, :, None, None] * 8 + tl.arange(0, 8)[:, None, None, None, None]
+    place = tl.arange(0, WARPS)[None, :, None, None, None] * SLICE
+    place += tl.arange(0, 2 * KB)[None, None, None, :, None] * 16 + tl.arange(0, 16)[None, None, None, None, :]
+    row_at = token.to(tl.int64) * rows_stride + tl.max_contiguous(place, [1, 1, 1, 1, 4])
+    inside = token < num_tokens
+
+    acc = tl.zeros([WARPS, BN, BM], tl.float32)
+    for i in tl.range(0, SLICE // BK, num_stages=STAGES):
+        code = tl.load(code_at + i * (KB * 512), eviction_policy="evict_first")
+        scale = tl.load(scale_at + i * KB)
+        if K == PADDED_K:
+            row = tl.load(rows + row_at + i * BK, mask=inside, other=0.0)
+        else:
+            row = tl.load(rows + row_at + i * BK, mask=inside & (place + i * BK < K), other=0.0)
+        if BY_ROW:
+            weight = decode_weight(tl.reshape(code, [WARPS, NB, KB, 8, 4, 2, 2, 4]), scale, FAST)
+        else:
+            weight = decode_weight(code, scale[:, :, :, None], FAST)
+            weight = tl.reshape(weight, [WARPS, NB, KB, 8, 4, 2, 2, 4])
+        # [WARPS, NB, KB, g, t, h, r, e] to outputs (NB, r, g) by inputs (KB, h, t, e).
+        weight = tl.reshape(tl.permute(weight, [0, 1, 6, 3, 2, 5, 4, 7]), [WARPS, BN, BK])
+        row = tl.reshape(tl.permute(row, [1, 3, 4, 2, 0]), [WARPS, BK, BM])
+        acc = tl.dot(weight, row, acc)
+    total = tl.sum(acc, axis=0).to(tl.bfloat16)
+    n = tile * BN + tl.arange(0, BN)
+    m = tl.arange(0, BM)
+    to = m[None, :].to(tl.int64) * out_stride + n[:, None]
+    tl.store(out + to, total, mask=(m < num_tokens)[None, :] & (n < N)[:, None])
+
+
+def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: bool) -> torch.Tensor:
+    """``out`` ``[T, N]`` bf16 from ``rows`` ``[T, K]`` bf16, T at most 64, both dense in the last dimension.
+
+    ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU). Operands are checked by the caller.
+    """
+    tokens = int(rows.shape[0])
+    padded_n, padded_k = (int(size) for size in weight.codes.shape)
+    bm = max(8, triton.next_power_of_2(tokens))
+    bn, bk, warps, stages = _shape(bm, weight.n)
+    _few_kernel[(triton.cdiv(weight.n, bn),)](
+        rows,
+        weight.codes,
+        weight.scales,
+        out,
+        tokens,
+        rows.stride(0),
+        out.stride(0),
+        N=weight.n,
+        K=weight.k,
+        PADDED_K=padded_k,
+        BN=bn,
+        BM=bm,
+        BK=bk,
+        WARPS=warps,
+        STAGES=stages,
+        BY_ROW=weight.by_row,
+        FAST=fast and weight.fast,
+        num_warps=warps,
+    )
+    return out
+
+
+def _shape(bm: int, n: int) -> tuple[int, int, int, int]:
+    """Outputs a program, inputs a step and warp, warps, stages."""
+    return 64, 32, 8, 4
