@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from engram_core.tokens import TokenMap
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors compare element by element
 class TokenBatch:
     """The tokens of one step: R requests packed one after another.
 

@@ -27,7 +27,7 @@ def _positive(**values: object) -> None:
             raise InvalidArgumentError(name, describe(value), "a positive int")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # tensors compare element by element
 class GateWeights:
     """Weights of the gate: ``q_weight`` and ``k_weight`` ``[H, dim]`` bf16 or float32, dense, on one device.
 
