@@ -165,21 +165,23 @@ class EngramStep:
         self._memory = memory
         self._batch = batch
         self._slot_tokens = slot_tokens
-        self._ended = False
+        self._started = self._ended = False
         self.token_mask = token_mask
         self.hash_ids: dict[int, torch.Tensor] = {}
 
     def start(self) -> None:
         """Hash the batch, look up every layer's rows, and start the WKV chains where the batch is small enough.
 
-        Called on entering the context, or before it by an engine for which it must be an eager break.
+        Called on entering the context, or instead of that by an engine for which it must be an eager break; such an
+        engine calls :meth:`end` when the pass is over.
         """
         memory, batch = self._memory, self._batch
-        if self.hash_ids or self._ended:
+        if self._started:
             raise StepError("start: this step was started already; make a new one for each forward pass")
         on_device = memory.hasher(batch)
         on_host = memory.hash_on_host(batch)
         memory.current_step = self
+        self._started = True
         for layer_id, layer in memory.layers.items():
             source = on_device if layer.table.ids_device == memory.backend.device else on_host
             assert source is not None  # hash_on_host gives them wherever a table wants them
@@ -190,13 +192,17 @@ class EngramStep:
             memory.prefetch.start(len(batch))
 
     def __enter__(self) -> EngramStep:
-        if not self.hash_ids:
+        if not self._started:
             self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.end()
+
+    def end(self) -> None:
+        """Join every chain that no layer waited for; after it nothing of the step is in flight."""
         self._ended = True
         memory = self._memory
         if memory.current_step is self:
@@ -235,7 +241,7 @@ class EngramStep:
             if self._ended:
                 raise StepError("step: it has ended")
             raise StepError(
-                "step: a later step overtook it" if self.hash_ids else "step: call start() or enter it first"
+                "step: a later step overtook it" if self._started else "step: call start() or enter it first"
             )
         return self._memory.layers.get(layer_id)
 

@@ -26,6 +26,7 @@ def test_the_readme_example_runs() -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_links_and_files_exist(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text) if "://" not in link]
     named = re.findall(r"`((?:engram_core|backends|conformance|docs|examples|benchmarks|tests|\.ci)/[\w./-]+)`", text)
     for name in links:

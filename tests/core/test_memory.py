@@ -65,6 +65,24 @@ def test_start_may_come_before_the_context(memory: EngramMemory, hidden: Hidden)
     assert torch.equal(found, alone(memory, given, h))
 
 
+def test_an_engine_may_start_and_end_a_step_itself(memory: EngramMemory, hidden: Hidden) -> None:
+    given, h = batch(4), hidden(4)
+    step = memory.step(given)
+    step.start()
+    found = step.inject(14, step.inject(1, h))
+    step.end()
+    assert torch.equal(found, alone(memory, given, h))
+    with pytest.raises(StepError, match="it has ended"):
+        step.inject(1, h)
+
+
+def test_a_stage_without_engram_passes_everything_through(memory: EngramMemory, hidden: Hidden) -> None:
+    stage = EngramMemory(memory.config, memory.token_map, memory.backend, layer_ids=[], max_tokens=8)
+    h = hidden(4)
+    with stage.step(batch(4)) as step:
+        assert step.inject(1, h) is h
+
+
 def test_token_mask_overrides_dead(memory: EngramMemory, hidden: Hidden) -> None:
     given, h = batch(5, dead=True), hidden(5)
     assert given.dead is not None
