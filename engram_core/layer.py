@@ -66,10 +66,10 @@ class Engram(nn.Module):
         self.max_tokens = max_tokens
         self.parallel: Parallel = wkv.parallel
         self.staged: StagedRows | None = None
-        self._exchange = RowExchange(self.parallel, table.shard, table.spec.columns)
+        self._exchange = RowExchange(table.spec.exchange, table.shard, table.spec.columns)
         width = table.spec.width if wkv.accepts_packed else table.spec.head_dim
         self._buffer = torch.empty(
-            max_tokens * self.parallel.data_size,
+            max_tokens * table.spec.exchange.data_size,
             table.shard.columns,
             width,
             dtype=torch.uint8 if wkv.accepts_packed else torch.bfloat16,
@@ -147,7 +147,7 @@ class Engram(nn.Module):
         """The whole layer, in line."""
         check_tensor("hash_ids", hash_ids, ("T", self.table.spec.columns), INDEX_DTYPES, self.table.ids_device)
         self._check_hidden(hidden_states, int(hash_ids.shape[0]), token_mask)
-        if self.parallel.data_size > 1:
+        if self.table.spec.exchange.data_size > 1:
             raise StepError("forward: tables shared by data-parallel ranks need a common slot; use EngramMemory.step")
         self.prepare(hash_ids)
         return self.forward_staged(hidden_states, token_mask)
@@ -168,7 +168,7 @@ class Engram(nn.Module):
             own, self.gate.hc_mult, self.gate.dim, dtype=self.wkv.spec.dtype, device=self.backend.device
         )
         ids = torch.full((tokens, self.table.spec.columns), -1, dtype=torch.int32, device=self.table.ids_device)
-        self.prepare(ids, tokens if self.parallel.data_size > 1 else None)
+        self.prepare(ids, tokens if self.table.spec.exchange.data_size > 1 else None)
         self.forward_staged(hidden)
 
     def _check_hidden(self, hidden_states: torch.Tensor, tokens: int, token_mask: torch.Tensor | None) -> Window:

@@ -54,6 +54,6 @@ def prefetchable(layer: Engram) -> tuple[Reason, ...]:
         )
     if parallel.sequence:
         reasons.append(Reason("sequence-parallel", "under sequence parallelism the chain does not run ahead"))
-    if parallel.data_size > 1:
+    if layer.table.spec.exchange.data_size > 1:
         reasons.append(Reason("data-parallel-table", "a table shared over data-parallel ranks is not run ahead"))
     return tuple(reasons)

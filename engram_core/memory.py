@@ -17,6 +17,7 @@ from engram_core.layer import Engram
 from engram_core.layout import HashLayout
 from engram_core.parallel import Parallel
 from engram_core.registry import get_backend
+from engram_core.shared import barrier
 from engram_core.specs import GateWeights, Problem, TableSpec, WkvSpec
 from engram_core.tokens import TokenMap
 from engram_core.weights import load_weights
@@ -109,9 +110,13 @@ class EngramMemory:
         """Load tensors under DeepSeek-V4.1's names and return the names taken; others are left alone.
 
         May be called several times; a layer's WKV weight and scale must come in one call.
-        See :mod:`engram_core.weights` for the names.
+        See :mod:`engram_core.weights` for the names. Of placement "shared" collective: no rank reads a table before its
+        node's writer has loaded it.
         """
-        return load_weights(self.layers, weights)
+        taken = load_weights(self.layers, weights)
+        if any(layer.table.spec.placement == "shared" for layer in self.layers.values()):
+            barrier(self.parallel, self.backend.device)
+        return taken
 
     def warmup(self, token_counts: Sequence[int]) -> None:
         """Compile and tune these very batch sizes, before any capture; collective. Needs loaded weights."""

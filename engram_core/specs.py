@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -134,6 +134,16 @@ class TableSpec:
             raise InvalidArgumentError("path", describe(self.path), "a file for placement 'file', and only for that")
         if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
             raise InvalidArgumentError("cache_bytes", describe(self.cache_bytes), "an int of at least 0")
+
+    @property
+    def exchange(self) -> Parallel:
+        """The ranks between which looked-up rows travel: all that share the table.
+
+        Of placement "shared" the tensor ranks alone: a data-parallel rank reads the node's copy itself.
+        """
+        if self.placement != "shared":
+            return self.parallel
+        return replace(self.parallel, data=None)
 
     @property
     def columns(self) -> int:

@@ -1,4 +1,4 @@
-"""Where a table's packed rows live: device memory, host memory, memory shared by processes, or a mapped file."""
+"""Where one rank's packed rows live: device memory, host memory or a mapped file (shared memory: ``shared.py``)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from engram_core.errors import TableError
 from engram_core.exchange import Shard
 from engram_core.specs import TableSpec
 
-_SHM = "/dev/shm"
 # Linux: don't charge a private mapping of a huge file to the commit limit; Python names the flag only from 3.13 on.
 _MAP_NORESERVE = 0x4000
 
@@ -26,27 +25,8 @@ def allocate(spec: TableSpec, shard: Shard, device: torch.device) -> torch.Tenso
         return torch.zeros(shard.rows, spec.width, dtype=torch.uint8, device=device)
     if spec.placement == "host":
         return torch.zeros(shard.rows, spec.width, dtype=torch.uint8)
-    if spec.placement == "shared":
-        return _shared(shard.rows, spec.width)
     assert spec.path is not None  # TableSpec holds it to that
     return map_file(spec.path, spec.rows, spec.width)[shard.row_start : shard.row_stop]
-
-
-def _shared(rows: int, width: int) -> torch.Tensor:
-    need = rows * width
-    try:
-        stat = os.statvfs(_SHM)
-    except OSError as error:
-        raise TableError(f"placement: 'shared' needs POSIX shared memory at {_SHM} ({error.strerror})") from None
-    free = stat.f_bavail * stat.f_frsize
-    if need > free:
-        raise TableError(
-            f"placement: 'shared' needs {need} bytes in {_SHM}, which has {free} free; mount it larger "
-            f"(docker: --shm-size)"
-        )
-    table = torch.zeros(rows, width, dtype=torch.uint8)
-    table.share_memory_()  # type: ignore[no-untyped-call]
-    return table
 
 
 def map_file(path: str | Path, rows: int, width: int) -> torch.Tensor:

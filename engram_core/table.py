@@ -14,6 +14,7 @@ from engram_core.checks import INDEX_DTYPES, check_disjoint, check_tensor
 from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.exchange import Shard
 from engram_core.formats import E8M0, FP8, code_bytes, rows_to_bf16, scale_bytes, unpack_rows
+from engram_core.shared import SharedRows, share_rows
 from engram_core.specs import TableSpec
 from engram_core.storage import allocate
 
@@ -32,7 +33,11 @@ class EngramTable:
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
         self.spec = spec
         self.device = device
-        self.shard = Shard.plan(spec.rows, spec.head_sizes, spec.parallel)
+        self.shard = Shard.plan(spec.rows, spec.head_sizes, spec.exchange)
+        self._shared: SharedRows | None = None
+        if packed is None and spec.placement == "shared":
+            self._shared = share_rows(spec.rows, spec.width, spec.parallel, device)
+            packed = self._shared.packed[self.shard.row_start : self.shard.row_stop]
         self.packed = allocate(spec, self.shard, device) if packed is None else packed
         check_tensor("packed", self.packed, (self.shard.rows, spec.width), (torch.uint8,))
         self.ids_device = self.packed.device
@@ -50,31 +55,43 @@ class EngramTable:
 
     @property
     def version(self) -> int:
-        """Changes with every write to the rows, also through the views."""
-        return 0 if self.packed.is_inference() else self.packed._version
+        """Changes with every write to the rows, also through the views, and with every load by the shared writer."""
+        own = 0 if self.packed.is_inference() else self.packed._version
+        return own if self._shared is None else own + self._shared.loads
 
-    def load(self, values: torch.Tensor, scales: torch.Tensor, start: int = 0) -> None:
+    def load(self, values: torch.Tensor | None, scales: torch.Tensor | None, start: int = 0) -> None:
         """Copy rows ``[start, start + n)`` of the whole table: of them, those that this rank holds.
 
-        ``values`` ``[n, D]`` e4m3fn (or bytes), ``scales`` ``[n, D/32]`` e8m0 (or bytes); the bytes are copied.
+        ``values`` ``[n, D]`` e4m3fn (or bytes), ``scales`` ``[n, D/32]`` e8m0 (or bytes), None: these stay as they are.
+        The bytes are copied. Of a table of placement "shared" one rank a node stores them; the others check them only.
         """
         if self.spec.placement == "file":
             raise TableError("load: a table of placement 'file' holds its file's rows; write the file instead")
         dim = self.spec.head_dim
-        check_tensor("values", values, ("n", dim), (FP8, torch.uint8))
-        count = int(values.shape[0])
-        check_tensor("scales", scales, (count, dim // 32), (E8M0, torch.uint8))
+        count: int | str = "n"
+        if values is not None:
+            count = int(check_tensor("values", values, (count, dim), (FP8, torch.uint8)).shape[0])
+        if scales is not None:
+            count = int(check_tensor("scales", scales, (count, dim // 32), (E8M0, torch.uint8)).shape[0])
+        if isinstance(count, str):
+            raise InvalidArgumentError("values", "None, and scales None", "at least one of them")
         if not 0 <= start <= self.spec.rows - count:
             raise InvalidArgumentError(
                 "start", f"{start} for {count} rows", f"rows within the table's {self.spec.rows}"
             )
-        first = max(start, self.shard.row_start)
-        last = min(start + count, self.shard.row_stop)
+        if self._shared is not None and not self._shared.writer:
+            return
+        stored, begin = (self.packed, self.shard.row_start) if self._shared is None else (self._shared.packed, 0)
+        first = max(start, begin)
+        last = min(start + count, begin + stored.shape[0])
         if first < last:
-            here = slice(first - self.shard.row_start, last - self.shard.row_start)
-            there = slice(first - start, last - start)
-            self.values.view(torch.uint8)[here].copy_(code_bytes(values[there]))
-            self.scales[here].copy_(scale_bytes(scales[there]))
+            target, there = stored[first - begin : last - begin], slice(first - start, last - start)
+            if values is not None:
+                target[:, :dim].copy_(code_bytes(values[there]))
+            if scales is not None:
+                target[:, dim:].copy_(scale_bytes(scales[there]))
+        if self._shared is not None:
+            self._shared.count_load()
 
     def lookup(
         self,

@@ -70,8 +70,7 @@ def _load_rows(layer: Engram, name: str, codes: bool, tensor: torch.Tensor) -> N
     dim = table.spec.head_dim
     if codes:
         check_tensor(name, tensor, (table.spec.rows, dim), (FP8,))
+        table.load(tensor, None)
     else:
         check_tensor(name, tensor, (table.spec.rows, dim // 32), (E8M0, torch.uint8))
-    held = slice(table.shard.row_start, table.shard.row_stop)
-    target = table.values if codes else table.scales
-    target.view(torch.uint8).copy_(tensor[held].view(torch.uint8))
+        table.load(None, tensor)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from models import filled, tiny_config
+from models import filled, tiny_config, weights
 
 from engram_core import EngramMemory, Parallel, TokenBatch, TokenMap, TorchCollectives
 from engram_core.errors import CollectiveError, InvalidArgumentError
@@ -88,6 +88,25 @@ def _data(group: TorchCollectives) -> None:
         assert torch.equal(found, _expected(hidden, ids))
 
 
+def _shared(group: TorchCollectives) -> None:
+    """One copy for both; the second rank only reads it, and needs no exchange over data-parallel ranks."""
+    config = tiny_config()
+    for parallel in (Parallel(group), Parallel(_Alone(), data=group)):
+        memory = EngramMemory(config, TokenMap.identity(64, 2), "reference", "shared", parallel, max_tokens=32)
+        writer = group.rank == 0
+        memory.load_weights(
+            (n, t if writer or "embed" not in n else t.clone().view(torch.uint8).zero_().view(t.dtype))
+            for n, t in weights(config).items()
+        )
+        tokens = 7 if parallel.data is None else 5 * group.rank
+        hidden, ids = _inputs(tokens)
+        with memory.step(TokenBatch.single(ids)) as step:
+            _close(step.inject(14, step.inject(1, hidden)), _expected(hidden, ids))
+        before = [layer.table.version for layer in memory.layers.values()]
+        memory.load_weights((n, t) for n, t in weights(config, 3).items() if "embed" in n)
+        assert all(layer.table.version > v for layer, v in zip(memory.layers.values(), before, strict=True))
+
+
 def _collectives(group: TorchCollectives) -> None:
     base = torch.arange(24, dtype=torch.uint8).view(2, 3, 4) + 100 * group.rank
     for x in (base, base.transpose(1, 2), base[:, ::2], base[:0]):
@@ -107,7 +126,14 @@ def _collectives(group: TorchCollectives) -> None:
         group.all_gather(base, 0)
 
 
-PATHS = {"tensor": _tensor, "rows": _rows, "sequence": _sequence, "data": _data, "collectives": _collectives}
+PATHS = {
+    "tensor": _tensor,
+    "rows": _rows,
+    "sequence": _sequence,
+    "data": _data,
+    "shared": _shared,
+    "collectives": _collectives,
+}
 
 
 def _run(rank: int, path: str, store: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import engram_core.shared
 from engram_core import EngramTable, Parallel, TableSpec
 from engram_core.backend import EngramBackend
 from engram_core.errors import InvalidArgumentError, TableError
@@ -154,10 +155,9 @@ def test_the_last_row_beyond_eight_gibibytes(backend: EngramBackend, tmp_path: P
 
 
 def test_shared_memory_is_measured_first(backend: EngramBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    full = os.statvfs_result((4096, 4096, 10, 1, 1, 10, 10, 10, 0, 255))
-    monkeypatch.setattr(os, "statvfs", lambda path: full)
-    with pytest.raises(TableError, match=rf"needs {10**6 * 66} bytes in /dev/shm, which has 4096 free"):
-        backend.create_table(spec("shared", rows=10**6))
+    monkeypatch.setattr(engram_core.shared, "available_memory", lambda: 4096)
+    with pytest.raises(TableError, match=r"needs \d+ bytes of host memory on this node, and 4096 are free to rank 0"):
+        backend.create_table(spec("shared"))
 
 
 def _plan(parts: int, columns: int) -> list[Shard]:

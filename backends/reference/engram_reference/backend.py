@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import torch
 
-from engram_core.backend import EngramBackend, GateWeights, Prefetch, Problem, Wkv, WkvSpec
-from engram_core.info import BackendInfo, Reason
+from engram_core.backend import EngramBackend, GateWeights, Prefetch, Wkv, WkvSpec
+from engram_core.info import BackendInfo
 from engram_core.layer import Engram
 from engram_core.prefetch import InlinePrefetch
 from engram_reference.gate import apply_gate
@@ -23,18 +23,6 @@ class ReferenceBackend(EngramBackend):
     """Pure torch. Look-ups, hash and tables are the core's own definitions."""
 
     info: ClassVar[BackendInfo] = INFO
-
-    def supports(self, problem: Problem) -> tuple[Reason, ...]:
-        reasons = super().supports(problem)
-        if problem.placement == "shared" and problem.parallel.shards > 1:
-            reasons += (
-                Reason(
-                    "shared-ranks",
-                    f"placement 'shared' with {problem.parallel.shards} ranks: one copy for them all is not there yet",
-                    "use placement 'host' or 'file'",
-                ),
-            )
-        return reasons
 
     def create_wkv(self, spec: WkvSpec) -> Wkv:
         return ReferenceWkv(spec, self.device)
