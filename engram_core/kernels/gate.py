@@ -84,12 +84,12 @@ def _gate_kernel(
     COPIES: tl.constexpr,
     HEAD: tl.constexpr,
     TAIL: tl.constexpr,
-    TOKENS: tl.constexpr,
+    STAGES: tl.constexpr,
     HAS_MASK: tl.constexpr,
     FUSED: tl.constexpr,
 ):
     copy = tl.program_id(0) % COPIES
-    first = (tl.program_id(0) // COPIES) * TOKENS
+    first = tl.program_id(0) // COPIES
     # [0, HEAD) is whole; [HEAD, DIM) is padded to TAIL.
     a = tl.arange(0, HEAD)
     weight_a = tl.load(q_weight + copy * q_stride_h + a).to(tl.float32)
@@ -99,26 +99,24 @@ def _gate_kernel(
         real = b < DIM
         weight_b = tl.load(q_weight + copy * q_stride_h + b, mask=real, other=0.0).to(tl.float32)
         weight_b *= tl.load(k_weight + copy * k_stride_h + b, mask=real, other=0.0).to(tl.float32)
-    for i in range(TOKENS):
-        token = (first + i).to(tl.int64)
-        inside = token < num_tokens
-        live = inside & (token < num_kv_tokens)
+    for t in tl.range(first, num_tokens, tl.num_programs(0) // COPIES, num_stages=STAGES):
+        token = tl.cast(t, tl.int64)
+        live = t < num_kv_tokens
         if HAS_MASK:
             live = live & (tl.load(token_mask + token * mask_stride, mask=live, other=0) != 0)
         source = hidden + token * hidden_stride_t + copy * hidden_stride_h
         key = kv + token * kv_stride_t + copy * DIM
         value = kv + token * kv_stride_t + COPIES * DIM
-        raw_a = tl.load(source + a, mask=inside, other=0.0)
+        raw_a = tl.load(source + a)
         key_a = tl.load(key + a, mask=live, other=0.0).to(tl.float32)
         value_a = tl.load(value + a, mask=live, other=0.0)
         h_a = raw_a.to(tl.float32)
+        hh, kk, hk = h_a * h_a, key_a * key_a, h_a * weight_a * key_a
         if TAIL > 0:
-            raw_b = tl.load(source + b, mask=inside & real, other=0.0)
+            raw_b = tl.load(source + b, mask=real, other=0.0)
             key_b = tl.load(key + b, mask=live & real, other=0.0).to(tl.float32)
             value_b = tl.load(value + b, mask=live & real, other=0.0)
             h_b = raw_b.to(tl.float32)
-        hh, kk, hk = h_a * h_a, key_a * key_a, h_a * weight_a * key_a
-        if TAIL > 0:
             hh = _fold(hh, h_b * h_b, HEAD, TAIL)
             kk = _fold(kk, key_b * key_b, HEAD, TAIL)
             hk = _fold(hk, h_b * weight_b * key_b, HEAD, TAIL)
@@ -127,10 +125,10 @@ def _gate_kernel(
         gate = _sigmoid_of_root(dot, clamp)
         target = out + token * out_stride_t + copy * out_stride_h
         mixed_a = (h_a + gate * value_a.to(tl.float32)).to(tl.bfloat16)
-        tl.store(target + a, tl.where(live, mixed_a, raw_a), mask=inside)
+        tl.store(target + a, tl.where(live, mixed_a, raw_a))
         if TAIL > 0:
             mixed_b = (h_b + gate * value_b.to(tl.float32)).to(tl.bfloat16)
-            tl.store(target + b, tl.where(live, mixed_b, raw_b), mask=inside & real)
+            tl.store(target + b, tl.where(live, mixed_b, raw_b), mask=real)
 
 
 def gate(
@@ -174,9 +172,9 @@ def gate(
         )
     if tokens == 0:
         return out
-    per_program, warps = _shape(tokens * copies)
+    programs, warps, stages = _shape(tokens, copies)
     head, tail = _halves(dim, warps)
-    _gate_kernel[(triton.cdiv(tokens, per_program) * copies,)](
+    _gate_kernel[(programs * copies,)](
         hidden,
         kv,
         weights.q_weight,
@@ -199,7 +197,7 @@ def gate(
         COPIES=copies,
         HEAD=head,
         TAIL=tail,
-        TOKENS=per_program,
+        STAGES=stages,
         HAS_MASK=token_mask is not None,
         FUSED=not INTERPRETED,
         num_warps=warps,
@@ -216,6 +214,6 @@ def _halves(dim: int, warps: int) -> tuple[int, int]:
     return head, 0 if head == dim else min(head, max(triton.next_power_of_2(dim - head), 256 * warps))
 
 
-def _shape(programs: int) -> tuple[int, int]:
-    """Tokens a program and its warps: latency counts at few tokens, re-reading the weights at many."""
-    return (1, 8) if programs <= 1024 else (4, 4)
+def _shape(tokens: int, copies: int) -> tuple[int, int, int]:
+    """Programs a copy, their warps and stages."""
+    return tokens, 4, 1

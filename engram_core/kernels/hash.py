@@ -2,8 +2,8 @@
 
 Bytes: at T tokens 4T ids + 4T positions + n map entries a token in, 4 * L * C out (192 a token for two layers of 24
 columns); so it is bound by latency: the chain query_start -> token -> map -> product is three dependent loads. A
-request is therefore found by counting the ends at or before the token in wide loads, where a bisection would add a
-dependent load for every doubling of R. ``roll % prime`` is exact without a division: ``q = mulhi(roll, 2**64 // prime)``
+request is therefore found by counting the ends at or before the token, one wide load, where a bisection (kept for
+batches of very many requests) adds a dependent load for every doubling of R. ``roll % prime`` is exact without a division: ``q = mulhi(roll, 2**64 // prime)``
 is the quotient or one less for any roll below 2**63, so one conditional subtraction mends it.
 
 Follows CONTRACT, "Hash"; ``engram_core.hashing.TorchHasher`` is the definition.
@@ -24,6 +24,8 @@ from engram_core.hashing import TokenBatch
 if TYPE_CHECKING:
     from engram_core.layout import HashLayout
     from engram_core.tokens import TokenMap
+
+_COUNTED = 256
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_requests", "map_size", "pad_id"])
@@ -62,12 +64,21 @@ def _hash_kernel(
     inside = t < num_tokens
 
     # The request is the number of ends at or before the token: empty requests count too, so it is the right one.
-    request = tl.zeros([BLOCK_T], tl.int32)
-    for first in range(0, num_requests, BLOCK_R):
-        r = first + tl.arange(0, BLOCK_R)
-        ends = tl.load(query_start + (r + 1).to(tl.int64) * start_stride, mask=r < num_requests, other=0).to(tl.int64)
+    if BLOCK_R > 0:
+        r = tl.arange(0, BLOCK_R)
+        ends = tl.load(query_start + (r + 1) * start_stride, mask=r < num_requests, other=0).to(tl.int64)
         passed = (ends[None, :] <= t[:, None]) & (r[None, :] < num_requests)
-        request += tl.sum(passed.to(tl.int32), axis=1)
+        request = tl.sum(passed.to(tl.int32), axis=1)
+    else:
+        request = tl.zeros([BLOCK_T], tl.int32)
+        above = request + num_requests
+        while tl.max(above - request, 0) > 0:
+            middle = (request + above) // 2
+            searching = request < above
+            end = tl.load(query_start + (middle + 1) * start_stride, mask=searching, other=0).to(tl.int64)
+            right = searching & (end <= t)
+            above = tl.where(searching & (right == 0), middle, above)
+            request = tl.where(right, middle + 1, request)
     live = inside & (request < num_requests)
     request = tl.where(live, request, 0).to(tl.int64)
     start = tl.load(query_start + request * start_stride, mask=live, other=0).to(tl.int32)
@@ -203,7 +214,7 @@ def hash_ids(batch: TokenBatch, constants: HashConstants, out: torch.Tensor | No
         HAS_DEAD=dead is not None,
         BLOCK_T=block_t,
         BLOCK_H=triton.next_power_of_2(c.heads),
-        BLOCK_R=min(256, max(16, triton.next_power_of_2(batch.requests))),
+        BLOCK_R=max(16, triton.next_power_of_2(batch.requests)) if batch.requests <= _COUNTED else 0,
         num_warps=1 if few else 4,
     )
     return out

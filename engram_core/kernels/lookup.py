@@ -39,52 +39,50 @@ def decode_e8m0(scale):
     return bits.to(tl.float32, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["num_rows", "inner", "start", "stop"])
+@triton.jit(do_not_specialize=["tokens", "columns", "start", "stop"])
 def _lookup_kernel(
     table,
     ids,
     out,
-    num_rows,
-    inner,
+    tokens,
+    columns,
     start,
     stop,
-    ids_stride_outer,
-    ids_stride_inner,
-    out_stride_outer,
-    out_stride_inner,
+    ids_stride_t,
+    ids_stride_c,
+    out_stride_t,
+    out_stride_c,
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_C: tl.constexpr,
     WORD: tl.constexpr,
 ):
-    for base in tl.range(tl.program_id(0) * BLOCK_R, num_rows, tl.num_programs(0) * BLOCK_R):
-        row = base + tl.arange(0, BLOCK_R)
-        inside = row < num_rows
-        # Tokens outside and columns inside, or the other way round: the launcher's strides say which.
-        a = (row // inner).to(tl.int64)
-        b = (row % inner).to(tl.int64)
-        index = tl.load(ids + a * ids_stride_outer + b * ids_stride_inner, mask=inside, other=-1).to(tl.int64)
+    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = column < columns
+    for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
+        token = tl.cast(t, tl.int64)
+        index = tl.load(ids + token * ids_stride_t + column * ids_stride_c, mask=inside, other=-1).to(tl.int64)
         owned = (index >= start) & (index < stop)
         # Clamped as well as masked: an address beyond the table is never formed.
         local = tl.where(owned, index - start, 0)
+        to = token * out_stride_t + column.to(tl.int64) * out_stride_c
         if WORD > 0:
             word: tl.constexpr = tl.int64 if WORD == 8 else tl.int32 if WORD == 4 else tl.uint8
             source = table.to(tl.pointer_type(word)) + local * WIDTH
-            target = out.to(tl.pointer_type(word)) + a * out_stride_outer + b * out_stride_inner
+            target = out.to(tl.pointer_type(word)) + to
             d = tl.arange(0, BLOCK_D)
             here = inside[:, None] & (d < WIDTH)[None, :]
             words = tl.load(source[:, None] + d[None, :], mask=owned[:, None] & here, other=0)
             tl.store(target[:, None] + d[None, :], words, mask=here)
         else:
             source = table + local * WIDTH
-            target = out + a * out_stride_outer + b * out_stride_inner
+            target = out + to
             block = tl.arange(0, BLOCK_D // 32)
             lane = tl.arange(0, 32)
             d = block[:, None] * 32 + lane[None, :]
             real = d[None, :, :] < DIM
-            seen = owned[:, None, None]
-            code = tl.load(source[:, None, None] + d[None, :, :], mask=seen & real, other=0)
+            code = tl.load(source[:, None, None] + d[None, :, :], mask=owned[:, None, None] & real, other=0)
             scale = tl.load(
                 source[:, None] + DIM + block[None, :], mask=owned[:, None] & (block * 32 < DIM)[None, :], other=127
             )
@@ -103,7 +101,7 @@ def lookup_rows(
 
     ``table`` ``[rows, W]`` uint8, contiguous: rows ``[start, start + rows)`` of the whole table, in memory that the
     device can read. ``ids`` int32 or int64 of any strides; one outside the window gives zero bits, and nothing is read.
-    ``max_programs`` bounds the grid where other work runs beside it.
+    ``max_programs`` bounds the grid, about, where other work runs beside it.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype, layout or device.
     """
     check_tensor("table", table, ("rows", "W"), (torch.uint8,))
@@ -120,9 +118,6 @@ def lookup_rows(
     stop = start + int(table.shape[0])
     if table.shape[0] == 0:
         return out.zero_()
-    rows = tokens * columns
-    if rows >= 2**31:
-        raise InvalidArgumentError("hash_ids", f"{rows} ids", "fewer than 2**31 ids a look-up")
     # Packed rows move as whole words, of the widest size that divides every address; 0: decoded, strides in elements.
     word = 0
     strides = (out.stride(0), out.stride(1))
@@ -131,31 +126,30 @@ def lookup_rows(
         word = 8 if apart % 8 == 0 else 4 if apart % 4 == 0 else 1
         strides = (strides[0] // word, strides[1] // word)
     span = width // word if packed else dim
-    per_program, warps, by_column = _shape(rows)
-    order = (1, 0) if by_column else (0, 1)
-    grid = triton.cdiv(rows, per_program)
-    _lookup_kernel[(grid if max_programs is None else min(grid, max_programs),)](
+    each, warps = _shape(tokens * columns)
+    parts = triton.cdiv(columns, each)
+    _lookup_kernel[(tokens if max_programs is None else max(1, min(tokens, max_programs // parts)), parts)](
         table,
         ids,
         out,
-        rows,
-        tokens if by_column else columns,
+        tokens,
+        columns,
         start,
         stop,
-        ids.stride(order[0]),
-        ids.stride(order[1]),
-        strides[order[0]],
-        strides[order[1]],
+        ids.stride(0),
+        ids.stride(1),
+        strides[0],
+        strides[1],
         DIM=dim,
         WIDTH=span if packed else width,
         BLOCK_D=triton.next_power_of_2(span),
-        BLOCK_R=per_program,
+        BLOCK_C=each,
         WORD=word,
         num_warps=warps,
     )
     return out
 
 
-def _shape(rows: int) -> tuple[int, int, bool]:
-    """Rows a program, its warps, and whether to walk column by column."""
-    return (1, 1, False) if rows <= 2048 else (4, 1, False)
+def _shape(rows: int) -> tuple[int, int]:
+    """Columns a program and its warps."""
+    return (1, 1) if rows <= 2048 else (4, 1)

@@ -1,8 +1,10 @@
 """e4m3fn weights to bf16 in registers, two codes in a register at a time.
 
 ``b & 0x7f`` moved to bits 10..4 of a bf16 is the code's value times 2**-120, for subnormal codes too, and ``b & 0x80``
-its sign; one bf16 product with ``2**(scale - 127 + 120)`` gives the exact weight. Two codes share each instruction:
-5 operations for 2 codes, where Triton's own conversion goes through fp16 and float32 one code at a time.
+its sign; one bf16 product with ``2**(scale - 127 + 120)`` gives the exact weight. Words of four codes are stored with
+their bits spread (``weights.spread``) so that the first two are there under a mask, and the other two under two shifts
+and a mask: five integer operations and two products for four codes, where Triton's own conversion takes one code at a
+time through fp16 and float32.
 """
 
 from __future__ import annotations
@@ -10,37 +12,50 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from engram_core.kernels.lookup import decode_e4m3fn, decode_e8m0
+from engram_core.kernels.lookup import decode_e8m0
 
-_TWO_BY_TWO = tl.constexpr("""
-{
-.reg .b32 x, y, s, t;
-prmt.b32 x, $2, 0, 0x1404;
-prmt.b32 y, $2, 0, 0x3424;
-shr.u32 s, x, 4;
-shr.u32 t, y, 4;
-lop3.b32 s, s, x, 0x80008000, 0xe4;
-lop3.b32 t, t, y, 0x80008000, 0xe4;
-and.b32 s, s, 0x87f087f0;
-and.b32 t, t, 0x87f087f0;
-mul.rn.bf16x2 $0, s, $3;
-mul.rn.bf16x2 $1, t, $4;
-}
-""")
+# 0x87F087F0, 0x80F080F0 as int32.
+_FIRST = tl.constexpr(0x87F087F0 - 2**32)
+_LOW = tl.constexpr(0x80F080F0 - 2**32)
+_HIGH = tl.constexpr(0x07000700)
 
 
 @triton.jit
-def decode_weight(code, scale, FAST: tl.constexpr):
-    """bf16 weights of e4m3fn codes and scale bytes of broadcastable shapes.
+def _halves(pair):
+    """The two bf16 in an int32, in a new last dimension."""
+    first = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    second = (pair >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(first, second)
 
-    FAST: inline PTX, for weights without NaN codes and scale bytes up to 134; otherwise the definition, which also
-    runs through the interpreter: one float32 product, one rounding.
+
+@triton.jit
+def shifted_codes(word):
+    """Codes times 2**-120, bf16 ``[..., e, r]``, of spread words ``[...]`` int32."""
+    first = word & _FIRST
+    second = ((word << 4) & _LOW) | ((word >> 4) & _HIGH)
+    return tl.join(_halves(first), _halves(second))
+
+
+@triton.jit
+def scaled(shifted, scale, FAST: tl.constexpr):
+    """bf16 weights of shifted codes and scale bytes of broadcastable shapes.
+
+    FAST: two products an instruction, for weights without NaN codes and scale bytes up to 134 (``PackedWeight.fast``).
+    Otherwise the definition, which also runs through the interpreter: float32 products and one rounding.
     """
     if FAST:
         factor = ((scale.to(tl.int16) + 120) << 7).to(tl.bfloat16, bitcast=True)
+        # fma with -0.0 and not mul, which needs sm_90: the same value, the sign of zero included.
         weight = tl.inline_asm_elementwise(
-            _TWO_BY_TWO, "=r,=r,r,r,r", [code, factor], dtype=tl.bfloat16, is_pure=True, pack=4
+            "{ .reg .b32 z; mov.b32 z, 0x80008000; fma.rn.bf16x2 $0, $1, $2, z; }",
+            "=r,r,r",
+            [shifted, factor],
+            dtype=tl.bfloat16,
+            is_pure=True,
+            pack=2,
         )
     else:
-        weight = (decode_e4m3fn(code) * decode_e8m0(scale)).to(tl.bfloat16)
+        value = shifted.to(tl.float32) * 1329227995784915872903807060280344576.0  # 2**120
+        nan = (shifted.to(tl.int16, bitcast=True) & 0x7FFF) == 0x07F0
+        weight = (tl.where(nan, float("nan"), value) * decode_e8m0(scale)).to(tl.bfloat16)
     return weight

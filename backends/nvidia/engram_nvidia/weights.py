@@ -1,12 +1,14 @@
 """WKV weights in the order in which the matrix instruction takes them.
 
-A kernel that reads e4m3 weights at few tokens is bound by what it does to a code, not by the bytes. So the codes are put
-once, at load, where the tensor core wants them: a unit of 16 outputs x 32 inputs is 512 bytes, lane by lane, 16 bytes
-each, and a warp's one 16-byte load a lane is its operand of two ``m16n8k16`` products without a shuffle or a trip
-through shared memory. Of lane ``4 g + t``, byte ``8 h + 4 r + e`` is output ``8 r + g``, input ``16 h + 4 t + e``.
+A kernel that reads e4m3 weights at few tokens is bound by what it does to a code as much as by the bytes. So the codes
+are put once, at load, where the tensor core wants them: a unit of 16 outputs x 32 inputs is 512 bytes, lane by lane, and
+a warp's one 16-byte load a lane is its operand of two ``m16n8k16`` products without a shuffle or a trip through shared
+memory. Of lane ``4 g + t``, word ``p`` holds outputs ``g`` and ``8 + g`` at inputs ``8 t + 2 p`` and the next one: a
+lane's inputs are 8 in a row, so that it loads the tokens' values in one piece too (the order of inputs within a product
+is free as long as both sides agree).
 
-Units lie output-major: ``[N/16][K/32][512]``. The scale bytes stay as the checkpoint has them. N and K are padded with
-zero codes to what the kernels' tiles need; this is the only copy that is kept.
+The scale bytes stay as the checkpoint has them. N and K are padded with zero codes to what the kernels' tiles need. This
+is the only copy that is kept.
 """
 
 from __future__ import annotations
@@ -29,17 +31,22 @@ _FAST_LIMIT: Final = 134
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """``codes`` uint8 ``[N', K']`` in unit order (N', K' padded); ``scales`` uint8 ``[N'/32, K'/32]`` or, ``by_row``,
-    ``[N', K'/32]``; ``n``, ``k``: the real sizes; ``fast``: no NaN code and no scale byte above 134, so that a code's
-    bits shifted into bf16 times one bf16 factor is its exact value.
+    """``words`` int32 ``[N', K'/4]``: spread words in unit order (N', K' padded); ``scales`` uint8 ``[N'/32, K'/32]`` or,
+    ``by_row``, ``[N', K'/32]``; ``n``, ``k``: the real sizes; ``fast``: no NaN code and no scale byte above 134, so that
+    a code's bits shifted into bf16 times one bf16 factor is its exact value.
     """
 
-    codes: torch.Tensor
+    words: torch.Tensor
     scales: torch.Tensor
     n: int
     k: int
     by_row: bool
     fast: bool
+
+    @property
+    def padded_k(self) -> int:
+        """K'."""
+        return int(self.words.shape[1]) * 4
 
 
 def pack_weight(weight: torch.Tensor, scale: torch.Tensor, device: torch.device) -> PackedWeight:
@@ -55,21 +62,52 @@ def pack_weight(weight: torch.Tensor, scale: torch.Tensor, device: torch.device)
     tall, wide = -n % ALIGN_N, -k % ALIGN_K
     if tall or wide:
         codes = torch.nn.functional.pad(codes, (0, wide, 0, tall))
-    rows = codes.shape[0] if by_row else -(-codes.shape[0] // BLOCK)
+    rows = codes.shape[0] if by_row else codes.shape[0] // BLOCK
     padded = scales.new_full((rows, codes.shape[1] // BLOCK), 127)
     padded[: scales.shape[0], : scales.shape[1]] = scales
-    return PackedWeight(reorder(codes), padded, n, k, by_row, fast)
+    return PackedWeight(spread(reorder(codes)), padded, n, k, by_row, fast)
+
+
+def unpack_weight(packed: PackedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    """The checkpoint's form again: codes ``[N, K]`` uint8, scales ``[N/32, K/32]`` or ``[N, K/32]`` uint8."""
+    codes = restore(gather(packed.words))[: packed.n, : packed.k]
+    rows = packed.n if packed.by_row else -(-packed.n // BLOCK)
+    return codes, packed.scales[:rows, : packed.k // BLOCK]
 
 
 def reorder(codes: torch.Tensor) -> torch.Tensor:
     """Codes ``[N, K]`` uint8 (multiples of 16 and 32) from rows to units, the same shape."""
     n, k = codes.shape
-    units = codes.view(n // UNIT_N, 2, 8, k // UNIT_K, 2, 4, 4)  # [N/16, r, g, K/32, h, t, e]
-    return units.permute(0, 3, 2, 5, 4, 1, 6).reshape(n, k)
+    units = codes.view(n // UNIT_N, 2, 8, k // UNIT_K, 4, 4, 2)  # [N/16, r, g, K/32, t, p, e]
+    return units.permute(0, 3, 2, 4, 5, 1, 6).reshape(n, k)
 
 
 def restore(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of :func:`reorder`."""
     n, k = codes.shape
-    units = codes.view(n // UNIT_N, k // UNIT_K, 8, 4, 2, 2, 4)  # [N/16, K/32, g, t, h, r, e]
-    return units.permute(0, 5, 2, 1, 4, 3, 6).reshape(n, k)
+    units = codes.view(n // UNIT_N, k // UNIT_K, 8, 4, 4, 2, 2)  # [N/16, K/32, g, t, p, r, e]
+    return units.permute(0, 5, 2, 1, 3, 4, 6).reshape(n, k)
+
+
+def spread(codes: torch.Tensor) -> torch.Tensor:
+    """Four bytes ``c0 c1 c2 c3`` to a word: in its lower half the sign of c0 at bit 15 and the rest at 10..4, of c2 the
+    sign at 11, the rest at 14..12 and 3..0; c1 and c3 likewise in the upper half. int32 ``[N, K/4]``.
+    """
+    c = codes.view(*codes.shape[:-1], -1, 4).to(torch.int32)
+
+    def half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        whole = ((a & 0x80) << 8) | ((a & 0x7F) << 4)
+        return whole | ((b & 0x80) << 4) | ((b & 0x70) << 8) | (b & 0x0F)
+
+    return half(c[..., 0], c[..., 2]) | (half(c[..., 1], c[..., 3]) << 16)
+
+
+def gather(words: torch.Tensor) -> torch.Tensor:
+    """The inverse of :func:`spread`: uint8 ``[N, K]``."""
+
+    def both(half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        a = ((half >> 8) & 0x80) | ((half >> 4) & 0x7F)
+        return a, ((half >> 4) & 0x80) | ((half >> 8) & 0x70) | (half & 0x0F)
+
+    (c0, c2), (c1, c3) = both(words & 0xFFFF), both((words >> 16) & 0xFFFF)
+    return torch.stack((c0, c1, c2, c3), dim=-1).to(torch.uint8).flatten(-2)

@@ -15,14 +15,14 @@ import torch
 import triton
 import triton.language as tl
 
-from engram_nvidia.decode import decode_weight
+from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _few_kernel(
     rows,
-    codes,
+    words,
     scales,
     out,
     num_tokens,
@@ -36,56 +36,62 @@ def _few_kernel(
     BK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
+    LAYOUT: tl.constexpr,
     BY_ROW: tl.constexpr,
     FAST: tl.constexpr,
 ):
     NB: tl.constexpr = BN // 16
     MB: tl.constexpr = BM // 8
     KB: tl.constexpr = BK // 32
-    SLICE: tl.constexpr = PADDED_K // WARPS
     tile = tl.program_id(0)
     warp = tl.arange(0, WARPS)
     nb = tl.arange(0, NB)
     kb = tl.arange(0, KB)
 
-    # Units [WARPS, NB, KB, 512].
-    unit = (tile * NB + nb)[None, :, None].to(tl.int64) * (PADDED_K // 32)
-    unit += (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
-    code_at = codes + unit[:, :, :, None] * 512 + tl.arange(0, 512)[None, None, None, :]
-    if BY_ROW:
-        # [WARPS, NB, KB, g, t, h, r, e], one scale for each output.
-        g = tl.arange(0, 8)[None, None, None, :, None, None, None, None]
-        r = tl.arange(0, 2)[None, None, None, None, None, None, :, None]
-        line = (tile * NB + nb)[None, :, None, None, None, None, None, None] * 16 + 8 * r + g
-        place = (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
-        scale_at = scales + line * (PADDED_K // 32) + place[:, :, :, None, None, None, None, None]
+    # Words [WARPS, NB, KB, 128]: the warps take turns along K, so that a program reads in one piece.
+    block = (warp * KB)[:, None, None] + kb[None, None, :]
+    line = (tile * NB + nb)[None, :, None]
+    if LAYOUT == 0:
+        unit = line * (PADDED_K // 32) + block
+        STEP: tl.constexpr = WARPS * KB
+    elif LAYOUT == 1:
+        unit = (block // 4) * (N // 16 * 4) + line * 4 + block % 4
+        STEP: tl.constexpr = (WARPS * KB // 4) * (N // 16 * 4)
     else:
-        block = ((tile * NB + nb) // 2)[None, :, None] * (PADDED_K // 32)
-        block += (warp * (SLICE // 32))[:, None, None] + kb[None, None, :]
-        scale_at = scales + block
+        unit = (line // LAYOUT) * (PADDED_K // 32 * LAYOUT) + block * LAYOUT + line % LAYOUT
+        STEP: tl.constexpr = WARPS * KB * LAYOUT
+    word_at = words + unit[:, :, :, None].to(tl.int64) * 128 + tl.arange(0, 128)[None, None, None, :]
+    if BY_ROW:
+        # [WARPS, NB, KB, g, t, p, e, r]: one scale for each output.
+        g = tl.arange(0, 8)[None, None, None, :, None, None, None, None]
+        r = tl.arange(0, 2)[None, None, None, None, None, None, None, :]
+        output = line[:, :, :, None, None, None, None, None] * 16 + 8 * r + g
+        scale_at = scales + output * (PADDED_K // 32) + block[:, :, :, None, None, None, None, None]
+    else:
+        scale_at = scales + (line // 2) * (PADDED_K // 32) + block
 
-    # Tokens [g, WARPS, MB, 2 KB, 16]: in this order of dimensions the lanes are laid as the product wants them.
+    # Tokens [g, WARPS, MB, KB, 32]: in this order of dimensions the lanes are laid as the product wants them.
     token = tl.arange(0, MB)[None, None, :, None, None] * 8 + tl.arange(0, 8)[:, None, None, None, None]
-    place = tl.arange(0, WARPS)[None, :, None, None, None] * SLICE
-    place += tl.arange(0, 2 * KB)[None, None, None, :, None] * 16 + tl.arange(0, 16)[None, None, None, None, :]
-    row_at = token.to(tl.int64) * rows_stride + tl.max_contiguous(place, [1, 1, 1, 1, 4])
+    place = block[None, :, :, :, None] * 32 + tl.arange(0, 32)[None, None, None, None, :]
+    row_at = rows + token.to(tl.int64) * rows_stride + place
     inside = token < num_tokens
 
     acc = tl.zeros([WARPS, BN, BM], tl.float32)
-    for i in tl.range(0, SLICE // BK, num_stages=STAGES):
-        code = tl.load(code_at + i * (KB * 512), eviction_policy="evict_first")
-        scale = tl.load(scale_at + i * KB)
+    for i in tl.range(0, PADDED_K // (BK * WARPS), num_stages=STAGES):
+        word = tl.load(word_at + i * (STEP * 128), eviction_policy="evict_first")
+        scale = tl.load(scale_at + i * (WARPS * KB))
         if K == PADDED_K:
-            row = tl.load(rows + row_at + i * BK, mask=inside, other=0.0)
+            row = tl.load(row_at + i * (WARPS * BK), mask=inside, other=0.0)
         else:
-            row = tl.load(rows + row_at + i * BK, mask=inside & (place + i * BK < K), other=0.0)
+            row = tl.load(row_at + i * (WARPS * BK), mask=inside & (place + i * (WARPS * BK) < K), other=0.0)
+        # [WARPS, NB, KB, 128, e, r] to [WARPS, NB, KB, g, t, p, e, r]: a lane's inputs are 8 t + 2 p + e.
+        code = tl.reshape(shifted_codes(word), [WARPS, NB, KB, 8, 4, 4, 2, 2])
         if BY_ROW:
-            weight = decode_weight(tl.reshape(code, [WARPS, NB, KB, 8, 4, 2, 2, 4]), scale, FAST)
+            weight = scaled(code, scale, FAST)
         else:
-            weight = decode_weight(code, scale[:, :, :, None], FAST)
-            weight = tl.reshape(weight, [WARPS, NB, KB, 8, 4, 2, 2, 4])
-        # [WARPS, NB, KB, g, t, h, r, e] to outputs (NB, r, g) by inputs (KB, h, t, e).
-        weight = tl.reshape(tl.permute(weight, [0, 1, 6, 3, 2, 5, 4, 7]), [WARPS, BN, BK])
+            weight = scaled(code, scale[:, :, :, None, None, None, None, None], FAST)
+        # Outputs (NB, r, g) by inputs (KB, t, p, e).
+        weight = tl.reshape(tl.permute(weight, [0, 1, 7, 3, 2, 4, 5, 6]), [WARPS, BN, BK])
         row = tl.reshape(tl.permute(row, [1, 3, 4, 2, 0]), [WARPS, BK, BM])
         acc = tl.dot(weight, row, acc)
     total = tl.sum(acc, axis=0).to(tl.bfloat16)
@@ -101,12 +107,11 @@ def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: b
     ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU). Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
-    padded_n, padded_k = (int(size) for size in weight.codes.shape)
     bm = max(8, triton.next_power_of_2(tokens))
     bn, bk, warps, stages = _shape(bm, weight.n)
     _few_kernel[(triton.cdiv(weight.n, bn),)](
         rows,
-        weight.codes,
+        weight.words,
         weight.scales,
         out,
         tokens,
@@ -114,12 +119,13 @@ def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: b
         out.stride(0),
         N=weight.n,
         K=weight.k,
-        PADDED_K=padded_k,
+        PADDED_K=weight.padded_k,
         BN=bn,
         BM=bm,
         BK=bk,
         WARPS=warps,
         STAGES=stages,
+        LAYOUT=0,
         BY_ROW=weight.by_row,
         FAST=fast and weight.fast,
         num_warps=warps,

@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-from engram_nvidia.decode import decode_weight
+from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
 def _many_kernel(
     rows,
-    codes,
+    words,
     scales,
     out,
     num_tokens,
@@ -33,6 +33,7 @@ def _many_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
+    LAYOUT: tl.constexpr,
     BY_ROW: tl.constexpr,
     FAST: tl.constexpr,
 ):
@@ -49,16 +50,27 @@ def _many_kernel(
 
     nb = tl.arange(0, NB)
     kb = tl.arange(0, KB)
-    # Units [KB, NB, 512].
-    unit = (tile_n * NB + nb)[None, :].to(tl.int64) * (PADDED_K // 32) + kb[:, None]
-    code_at = codes + unit[:, :, None] * 512 + tl.arange(0, 512)[None, None, :]
-    if BY_ROW:
-        g = tl.arange(0, 8)[None, None, :, None, None, None, None]
-        r = tl.arange(0, 2)[None, None, None, None, None, :, None]
-        line = (tile_n * NB + nb)[None, :, None, None, None, None, None] * 16 + 8 * r + g
-        scale_at = scales + line * (PADDED_K // 32) + kb[:, None, None, None, None, None, None]
+    # Words [KB, NB, 128].
+    line = (tile_n * NB + nb)[None, :]
+    block = kb[:, None]
+    if LAYOUT == 0:
+        unit = line * (PADDED_K // 32) + block
+        STEP: tl.constexpr = KB
+    elif LAYOUT == 1:
+        unit = (block // 4) * (N // 16 * 4) + line * 4 + block % 4
+        STEP: tl.constexpr = (KB // 4) * (N // 16 * 4)
     else:
-        scale_at = scales + ((tile_n * NB + nb) // 2)[None, :] * (PADDED_K // 32) + kb[:, None]
+        unit = (line // LAYOUT) * (PADDED_K // 32 * LAYOUT) + block * LAYOUT + line % LAYOUT
+        STEP: tl.constexpr = KB * LAYOUT
+    word_at = words + unit[:, :, None].to(tl.int64) * 128 + tl.arange(0, 128)[None, None, :]
+    if BY_ROW:
+        # [KB, NB, g, t, p, e, r]: one scale for each output.
+        g = tl.arange(0, 8)[None, None, :, None, None, None, None]
+        r = tl.arange(0, 2)[None, None, None, None, None, None, :]
+        output = line[:, :, None, None, None, None, None] * 16 + 8 * r + g
+        scale_at = scales + output * (PADDED_K // 32) + block[:, :, None, None, None, None, None]
+    else:
+        scale_at = scales + (line // 2) * (PADDED_K // 32) + block
     m = tile_m * BM + tl.arange(0, BM)
     k = tl.arange(0, BK)
     row_at = rows + m[:, None].to(tl.int64) * rows_stride + k[None, :]
@@ -66,18 +78,19 @@ def _many_kernel(
 
     acc = tl.zeros([BN, BM], tl.float32)
     for i in tl.range(0, PADDED_K // BK, num_stages=STAGES):
-        code = tl.load(code_at + i * (KB * 512))
+        word = tl.load(word_at + i * (STEP * 128))
         scale = tl.load(scale_at + i * KB)
         if K == PADDED_K:
             row = tl.load(row_at + i * BK, mask=inside, other=0.0)
         else:
             row = tl.load(row_at + i * BK, mask=inside & (k + i * BK < K)[None, :], other=0.0)
+        code = tl.reshape(shifted_codes(word), [KB, NB, 8, 4, 4, 2, 2])
         if BY_ROW:
-            weight = decode_weight(tl.reshape(code, [KB, NB, 8, 4, 2, 2, 4]), scale, FAST)
+            weight = scaled(code, scale, FAST)
         else:
-            weight = tl.reshape(decode_weight(code, scale[:, :, None], FAST), [KB, NB, 8, 4, 2, 2, 4])
-        # [KB, NB, g, t, h, r, e] to outputs (NB, r, g) by inputs (KB, h, t, e).
-        weight = tl.reshape(tl.permute(weight, [1, 5, 2, 0, 4, 3, 6]), [BN, BK])
+            weight = scaled(code, scale[:, :, None, None, None, None, None], FAST)
+        # [KB, NB, g, t, p, e, r] to outputs (NB, r, g) by inputs (KB, t, p, e).
+        weight = tl.reshape(tl.permute(weight, [1, 6, 2, 0, 3, 4, 5]), [BN, BK])
         acc = tl.dot(weight, tl.trans(row), acc)
     n = tile_n * BN + tl.arange(0, BN)
     to = out + m[:, None].to(tl.int64) * out_stride + n[None, :]
@@ -90,11 +103,10 @@ def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: 
     ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU). Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
-    padded_k = int(weight.codes.shape[1])
     bn, bm, bk, warps, stages, group = _shape(tokens, weight.n)
     _many_kernel[(triton.cdiv(weight.n, bn) * triton.cdiv(tokens, bm),)](
         rows,
-        weight.codes,
+        weight.words,
         weight.scales,
         out,
         tokens,
@@ -102,12 +114,13 @@ def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: 
         out.stride(0),
         N=weight.n,
         K=weight.k,
-        PADDED_K=padded_k,
+        PADDED_K=weight.padded_k,
         BN=bn,
         BM=bm,
         BK=bk,
         GROUP=group,
         STAGES=stages,
+        LAYOUT=0,
         BY_ROW=weight.by_row,
         FAST=fast and weight.fast,
         num_warps=warps,
