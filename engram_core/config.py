@@ -39,7 +39,8 @@ class EngramConfig(BaseModel):
     ``hidden_size``: width of a residual stream (5120). ``hc_mult``: residual streams, 1, 2, 4 or 8. ``layer_ids``:
     decoder layers that have Engram, in table order. ``num_embeddings``: rows of each layer's table. ``vocab_size``: the
     base from which the primes start (``engram_vocab_size``, 16,000,000). ``max_ngram_size``: longest n-gram (4).
-    ``n_heads``: hashes for each n-gram size (8). ``head_dim``: values in a row, a multiple of 32 (256).
+    ``n_heads``: hashes for each n-gram size (8, at most
+    256). ``head_dim``: values in a row, a multiple of 32 (256).
     ``compressed_vocab_size``: size of the token map (99,092). ``pad_token_id``: a raw token id. ``rms_norm_eps``:
     1e-20 for V4.1.
 
@@ -54,7 +55,7 @@ class EngramConfig(BaseModel):
     num_embeddings: tuple[_Positive, ...]
     vocab_size: Annotated[int, Field(ge=2, lt=2**40)]
     max_ngram_size: Annotated[int, Field(ge=2, le=16)]
-    n_heads: _Positive
+    n_heads: Annotated[int, Field(gt=0, le=256)]  # bounds the search for primes, whatever a file asks for
     head_dim: _Positive
     compressed_vocab_size: Annotated[int, Field(gt=0, lt=2**31)]
     pad_token_id: Annotated[int, Field(ge=0)]
@@ -161,6 +162,10 @@ def _read(source: Mapping[str, Any] | str | Path) -> tuple[str, Mapping[str, Any
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start}); a JSON file is needed") from None
     except json.JSONDecodeError as error:
         raise ConfigError(f"{path}: not JSON (line {error.lineno}, column {error.colno}: {error.msg})") from None
+    except ValueError as error:  # a number of thousands of digits
+        raise ConfigError(f"{path}: not JSON ({error})") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not JSON (nested too deep)") from None
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path}: holds a {type(loaded).__name__}; a JSON object is needed")
     return str(path), loaded

@@ -81,7 +81,14 @@ def test_a_wrong_value_is_named(key: str, value: Any, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [(b"{", "not JSON"), (b"[1]", "holds a list"), (b"\xff{}", "not UTF-8"), (b"{}", "no engram_* key")],
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "holds a list"),
+        (b"[" * 200_000, "nested too deep"),
+        (b'{"a": %s}' % (b"9" * 5000), "not JSON"),
+        (b"\xff{}", "not UTF-8"),
+        (b"{}", "no engram_* key"),
+    ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes, said: str) -> None:
     path = tmp_path / "config.json"
