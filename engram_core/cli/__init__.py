@@ -60,6 +60,8 @@ def _command(argv: Sequence[str] | None) -> int:
         return _fail(str(error), error.code)
     except BackendError as error:
         return _fail(str(error), 2 if isinstance(error, UnknownBackendError) else 3, keep_lines=True)
+    except SystemExit:  # typer's answer to a broken pipe, and to nothing else when it does not stand alone
+        raise BrokenPipeError from None
     except typer.Abort:
         raise KeyboardInterrupt from None
     except usage_error as error:

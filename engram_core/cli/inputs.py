@@ -54,8 +54,6 @@ def read_text(path: str | None) -> Text:
                 raw = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise CliError(f"{source}: {error.strerror or error}; --text needs a readable text file") from None
-    except ValueError as error:  # a NUL in the path
-        raise CliError(f"--text {path!r}: {error}") from None
     if len(raw) > _MOST_BYTES:
         raise CliError(f"{source}: larger than {_MOST_BYTES // 2**20} MiB; --text needs a shorter text")
     try:

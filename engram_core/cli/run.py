@@ -28,15 +28,14 @@ def run(
         str | None, typer.Option(metavar="FILE", help="config.json with engram_* keys; default: V4.1, small tables.")
     ] = None,
     vocab_size: Annotated[
-        int | None,
-        typer.Option(min=2, max=2**32, metavar="N", help="engram_vocab_size: scales the tables and nothing else."),
+        str | None, typer.Option(metavar="N", help="engram_vocab_size: scales the tables and nothing else.")
     ] = None,
     backend: Annotated[
         str | None, typer.Option(metavar="NAME", help="Default: ENGRAM_BACKEND, else the best that is available.")
     ] = None,
     device: Annotated[str | None, typer.Option(metavar="DEVICE", help="A torch device, such as cpu or cuda:1.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1, metavar="N", help="Of the random weights.")] = 0,
-    step_tokens: Annotated[int, typer.Option(min=1, max=65536, metavar="N", help="Tokens of a prefill step.")] = 512,
+    seed: Annotated[str, typer.Option(metavar="N", help="Of the random weights.")] = "0",
+    step_tokens: Annotated[str, typer.Option(metavar="N", help="Tokens of a prefill step.")] = "512",
     check_tokens: Annotated[
         str, typer.Option(metavar="N|all", help="Tokens whose WKV and gate are compared; ids and rows: always all.")
     ] = str(CHECKED_TOKENS),
@@ -44,9 +43,16 @@ def run(
 ) -> None:
     """Run a text through every Engram layer on one backend, and compare with an independent float64 computation."""
     begin = time.perf_counter()
-    wanted = _count(check_tokens)
+    numbers = (
+        None if vocab_size is None else _number("--vocab-size", vocab_size, 2, 2**32),
+        _number("--seed", seed, 0, 2**63 - 1),
+        _number("--step-tokens", step_tokens, 1, 2**16),
+        None
+        if check_tokens.strip().lower() == "all"
+        else _number("--check-tokens", check_tokens, 1, 2**20, ", or all,"),
+    )
     try:
-        report = _run(text, tokenizer, config, vocab_size, backend, device, seed, step_tokens, wanted, begin)
+        report = _run(text, tokenizer, config, backend, device, *numbers, begin)
     except MemoryError:
         raise CliError("out of memory; pass a smaller --vocab-size or --step-tokens") from None
     if as_json:
@@ -56,21 +62,22 @@ def run(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _count(value: str) -> int | None:
-    if value.strip().lower() == "all":
-        return None
-    if not (value.isascii() and value.isdigit()) or int(value[:19]) < 1:
-        raise CliError(f"--check-tokens is {value!r}; a number from 1 on, or all, is needed")
-    return int(value[:19])
+def _number(option: str, value: str, least: int, most: int, other: str = "") -> int:
+    """A whole number in decimal; typer's own message does not say what came."""
+    stripped = value.strip()
+    if stripped.isascii() and stripped.isdigit() and len(stripped) < 20 and least <= int(stripped) <= most:
+        return int(stripped)
+    shown = value if len(value) <= 40 else f"{value[:40]}..."
+    raise CliError(f"{option} is {shown!r}; a number from {least} to {most}{other} is needed")
 
 
 def _run(
     text_path: str | None,
     tokenizer_path: str | None,
     config_path: str | None,
-    vocab_size: int | None,
     backend_name: str | None,
     device: str | None,
+    vocab_size: int | None,
     seed: int,
     step_tokens: int,
     wanted: int | None,
