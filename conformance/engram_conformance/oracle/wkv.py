@@ -31,6 +31,9 @@ class Weight:
         """fp8 codes (uint8) with scale bytes ``[N/32, K/32]`` or ``[N, K/32]``; or bf16 bits (uint16); or float64."""
         self._stored = stored
         self._scales = scales
+        self._shared = (
+            1 if scales is None else int(stored.shape[0]) // int(scales.shape[0])
+        )  # outputs to a scale: 32 or 1
         self.shape: tuple[int, int] = (int(stored.shape[0]), int(stored.shape[1]))
 
     def strip(self, begin: int, end: int) -> F64:
@@ -38,9 +41,13 @@ class Weight:
         part = self._stored[begin:end]
         if self._scales is None:
             return bf16_to_f64(part) if part.dtype == np.uint16 else part.astype(np.float64)
-        blocks = self.shape[0] // self._scales.shape[0]  # outputs that share a scale: 32 or 1
-        scales = decode_e8m0(self._scales[np.arange(begin, end) // blocks])
+        scales = decode_e8m0(self._scales[np.arange(begin, end) // self._shared])
         return decode_e4m3fn(part) * np.repeat(scales, 32, axis=1)
+
+    def select(self, outputs: NDArray[Any]) -> Weight:
+        """The weight of some outputs only."""
+        scales = None if self._scales is None else self._scales[outputs // self._shared]
+        return Weight(self._stored[outputs], scales)
 
 
 def wkv(rows: F64, weight: Weight | NDArray[Any]) -> tuple[F64, F64]:

@@ -1,0 +1,12 @@
+"""Says what is missing when the suite is collected without a backend to judge."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.config.getoption("engram_backend", None) is None:
+        raise pytest.UsageError(
+            "the conformance suite needs --engram-backend=NAME (engram-core backends lists the names)"
+        )
