@@ -165,7 +165,7 @@ class TorchHasher:
         self._dtype = torch.int64 if layout.needs_int64 else torch.int32
 
     def __call__(self, batch: TokenBatch) -> torch.Tensor:
-        ids, start = batch.input_ids.to(torch.int64), batch.query_start.to(torch.int64)
+        ids, start = batch.input_ids.to(torch.int64), batch.query_start.to(torch.int64).contiguous()
         tokens, requests = len(batch), batch.requests
         layers, sizes, heads = self._primes.shape
         if tokens == 0 or requests == 0:
