@@ -39,7 +39,7 @@ def check_tensor(
     )
     if not fits or value.dtype not in dtypes or (device is not None and value.device != device):
         raise InvalidArgumentError(argument, describe(value), need)
-    if dense_last and value.shape[-1] > 1 and value.stride(-1) != 1:
+    if dense_last and value.numel() and value.shape[-1] > 1 and value.stride(-1) != 1:
         raise InvalidArgumentError(
             argument, f"a last dimension of stride {value.stride(-1)}", "a dense last dimension (stride 1)"
         )
