@@ -42,6 +42,10 @@ class TableError(EngramError, ValueError):
     """A table's size, file or placement does not fit what was asked for."""
 
 
+class CheckpointError(EngramError, ValueError):
+    """A checkpoint's file is missing or damaged, or holds other tensors than its configuration asks for."""
+
+
 class StepError(EngramError, RuntimeError):
     """A step is used out of order: not started, finished, or overtaken by a later one."""
 

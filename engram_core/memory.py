@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 
@@ -21,6 +22,9 @@ from engram_core.shared import barrier
 from engram_core.specs import GateWeights, Problem, TableSpec, WkvSpec
 from engram_core.tokens import TokenMap
 from engram_core.weights import load_weights
+
+if TYPE_CHECKING:
+    from engram_core.checkpoint.load import MemoryOptions
 
 
 class EngramMemory:
@@ -100,6 +104,29 @@ class EngramMemory:
         self.current_step: EngramStep | None = None
         needs_host = any(layer.table.ids_device != self.backend.device for layer in self.layers.values())
         self._host_hasher = TorchHasher(self.layout, token_map, torch.device("cpu")) if needs_host else None
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        path: str | Path,
+        token_map: TokenMap | None = None,
+        *,
+        progress: bool = True,
+        **options: Unpack[MemoryOptions],
+    ) -> Self:
+        """A loaded memory of a Hugging Face folder (``config.json``, the index, shards; one ``model.safetensors`` too).
+
+        ``token_map``: default: that of the folder's ``tokenizer.json``. ``progress``: a bar where a terminal shows it.
+        ``options``: those of the constructor; for placement "file", ``table_path`` may also be a folder that
+        ``engram-core pack`` made. Only the layers asked for are read, of their tables only this rank's rows, in pieces:
+        memory beyond the tables and weights stays below 1 GiB.
+
+        Raises :class:`ConfigError`, :class:`CheckpointError` or :class:`TableError` with one line naming file and
+        tensor, before anything is allocated, where something is missing, truncated or of a wrong dtype or shape.
+        """
+        from engram_core.checkpoint.load import load_checkpoint
+
+        return load_checkpoint(cls, path, token_map, progress=progress, **options)
 
     def _gate(self) -> GateWeights:
         shape = (self.config.hc_mult, self.config.hidden_size)

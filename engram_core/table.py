@@ -59,6 +59,15 @@ class EngramTable:
         own = 0 if self.packed.is_inference() else self.packed._version
         return own if self._shared is None else own + self._shared.loads
 
+    @property
+    def stored_rows(self) -> range:
+        """Rows of the whole table that :meth:`load` stores here: this rank's; of "shared" all, on its writer alone."""
+        if self.spec.placement == "file":
+            return range(0)
+        if self._shared is None:
+            return range(self.shard.row_start, self.shard.row_stop)
+        return range(self.spec.rows if self._shared.writer else 0)
+
     def load(self, values: torch.Tensor | None, scales: torch.Tensor | None, start: int = 0) -> None:
         """Copy rows ``[start, start + n)`` of the whole table: of them, those that this rank holds.
 

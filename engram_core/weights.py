@@ -1,13 +1,7 @@
-"""Weights by name, as DeepSeek-V4.1 checkpoints (and the common converters) write them.
-
-``[model.]layers.N.engram.``: ``embed.weight`` ``[rows, D]`` e4m3fn and ``embed.scale`` ``[rows, D/32]`` e8m0 (also
-``embed_tokens``); ``wkv.weight`` ``[N, K]`` and ``wkv.scale``; ``q_weight``, ``k_weight`` ``[H, dim]``. A scale may be
-named ``weight_scale`` or ``weight_scale_inv``.
-"""
+"""Weights that an engine streams, into the layers that they belong to (:mod:`engram_core.names` says by which name)."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -16,14 +10,10 @@ import torch
 from engram_core.checks import check_tensor
 from engram_core.errors import InvalidArgumentError
 from engram_core.formats import E8M0, FP8
+from engram_core.names import EMBED_WEIGHT, WKV_SCALE, WKV_WEIGHT, parse_name
 
 if TYPE_CHECKING:
     from engram_core.layer import Engram
-
-_NAME = re.compile(
-    r"(?:model\.)?layers\.(?P<layer>\d+)\.engram\."
-    r"(?:(?P<module>embed|embed_tokens|wkv)\.(?P<part>weight|scale|weight_scale|weight_scale_inv)|(?P<gate>[qk]_weight))\Z"
-)
 
 
 def load_weights(layers: Mapping[int, Engram], weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -34,15 +24,12 @@ def load_weights(layers: Mapping[int, Engram], weights: Iterable[tuple[str, torc
     taken: set[str] = set()
     halves: dict[int, dict[str, tuple[str, torch.Tensor]]] = {}
     for name, tensor in weights:
-        match = _NAME.match(name)
-        layer = layers.get(int(match["layer"])) if match else None
-        if match is None or layer is None:
+        parsed = parse_name(name)
+        layer = layers.get(parsed.layer_id) if parsed else None
+        if parsed is None or layer is None:
             continue
-        if match["gate"]:
-            check_tensor(name, tensor, layer.gate.q_weight.shape, (torch.bfloat16, torch.float32))
-            layer.gate.load(**{match["gate"]: tensor})
-        elif match["module"] == "wkv":
-            part = "weight" if match["part"] == "weight" else "scale"
+        if parsed.part in (WKV_WEIGHT, WKV_SCALE):
+            part = "weight" if parsed.part == WKV_WEIGHT else "scale"
             held = halves.setdefault(layer.layer_id, {})
             if part in held:
                 raise InvalidArgumentError(name, f"a second {part} (after {held[part][0]})", "one for each layer")
@@ -50,8 +37,11 @@ def load_weights(layers: Mapping[int, Engram], weights: Iterable[tuple[str, torc
             if len(held) == 2:
                 layer.wkv.load(held["weight"][1], held["scale"][1])
                 del halves[layer.layer_id]
+        elif parsed.is_table:
+            _load_rows(layer, name, parsed.part == EMBED_WEIGHT, tensor)
         else:
-            _load_rows(layer, name, match["part"] == "weight", tensor)
+            check_tensor(name, tensor, layer.gate.q_weight.shape, (torch.bfloat16, torch.float32))
+            layer.gate.load(**{parsed.part: tensor})
         taken.add(name)
     for layer_id, held in halves.items():
         (name, tensor), *_ = held.values()
