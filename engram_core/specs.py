@@ -166,3 +166,7 @@ class Problem:
     dtype: torch.dtype = torch.bfloat16
     max_tokens: int = 8192
     cache_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if self.placement not in PLACEMENTS:
+            raise InvalidArgumentError("placement", describe(self.placement), "device, host, shared or file")
