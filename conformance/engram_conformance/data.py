@@ -85,9 +85,7 @@ class Model:
         layers = {}
         for index, layer_id in enumerate(shape.layers):
             rng = np.random.default_rng([seed, layer_id])
-            codes, scales = random_weight(rng, shape.n, shape.k)
-            if shape.n % 32:
-                scales = np.repeat(scales, 32, axis=0)[: shape.n]
+            codes, scales = random_weight(rng, shape.n, shape.k, shape.n if shape.n % 32 else None)
             q, k = random_gate(rng, shape.copies, shape.hidden)
             layers[layer_id] = LayerData(
                 random_rows(rng, shape.numbers.rows[index], shape.head_dim), codes, scales, q, k

@@ -1,10 +1,11 @@
 """All cases, as data."""
 
-from engram_conformance.cases import hash as _hash
-from engram_conformance.cases import rows as _rows
-from engram_conformance.cases import wkv as _wkv
+from engram_conformance.cases import gate, graphs, hash, lifecycle, parallel, refusals, rows, step, wkv
 from engram_conformance.cases.model import Case, Size, Tolerance, unique
 
-ALL: tuple[Case, ...] = unique((*_hash.CASES, *_rows.CASES, *_wkv.CASES))
+_AREAS = (hash, rows, wkv, gate, step, graphs, refusals, parallel, lifecycle)
+
+ALL: tuple[Case, ...] = unique(case for area in _AREAS for case in area.CASES)
+"""Every case, by area."""
 
 __all__ = ["ALL", "Case", "Size", "Tolerance"]

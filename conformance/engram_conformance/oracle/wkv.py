@@ -53,9 +53,9 @@ class Weight:
 def wkv(rows: F64, weight: Weight | NDArray[Any]) -> tuple[F64, F64]:
     """``rows`` ``[T, K]`` (or ``[T, C, D]``) times the weight: ``(ref, S)``, both ``[T, N]``, S = sum of ``|a*w|``."""
     weight = weight if isinstance(weight, Weight) else Weight(weight)
-    inputs = np.asarray(rows, dtype=np.float64).reshape(rows.shape[0], -1)
+    inputs = np.asarray(rows, dtype=np.float64).reshape(rows.shape[0], int(np.prod(rows.shape[1:])))
     n, k = weight.shape
-    if inputs.shape[1] != k and inputs.shape[0]:
+    if inputs.shape[1] != k:
         raise ValueError(f"rows hold {inputs.shape[1]} values a token; the weight needs {k}")
     ref, size = np.empty((inputs.shape[0], n)), np.empty((inputs.shape[0], n))
     if not inputs.shape[0]:
