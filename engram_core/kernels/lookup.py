@@ -39,6 +39,56 @@ def decode_e8m0(scale):
     return bits.to(tl.float32, bitcast=True)
 
 
+@triton.jit
+def _token(
+    t,
+    table,
+    ids,
+    out,
+    columns,
+    start,
+    stop,
+    ids_stride_t,
+    ids_stride_c,
+    out_stride_t,
+    out_stride_c,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+    WORD: tl.constexpr,
+):
+    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = column < columns
+    token = tl.cast(t, tl.int64)
+    index = tl.load(ids + token * ids_stride_t + column * ids_stride_c, mask=inside, other=-1).to(tl.int64)
+    owned = (index >= start) & (index < stop)
+    # Clamped as well as masked: an address beyond the table is never formed.
+    local = tl.where(owned, index - start, 0)
+    to = token * out_stride_t + column.to(tl.int64) * out_stride_c
+    if WORD > 0:
+        word: tl.constexpr = tl.int64 if WORD == 8 else tl.int32 if WORD == 4 else tl.uint8
+        source = table.to(tl.pointer_type(word)) + local * WIDTH
+        target = out.to(tl.pointer_type(word)) + to
+        d = tl.arange(0, BLOCK_D)
+        here = inside[:, None] & (d < WIDTH)[None, :]
+        words = tl.load(source[:, None] + d[None, :], mask=owned[:, None] & here, other=0)
+        tl.store(target[:, None] + d[None, :], words, mask=here)
+    else:
+        source = table + local * WIDTH
+        target = out + to
+        block = tl.arange(0, BLOCK_D // 32)
+        lane = tl.arange(0, 32)
+        d = block[:, None] * 32 + lane[None, :]
+        real = d[None, :, :] < DIM
+        code = tl.load(source[:, None, None] + d[None, :, :], mask=owned[:, None, None] & real, other=0)
+        scale = tl.load(
+            source[:, None] + DIM + block[None, :], mask=owned[:, None] & (block * 32 < DIM)[None, :], other=127
+        )
+        value = (decode_e4m3fn(code) * decode_e8m0(scale)[:, :, None]).to(tl.bfloat16)
+        tl.store(target[:, None, None] + d[None, :, :], value, mask=inside[:, None, None] & real)
+
+
 @triton.jit(do_not_specialize=["tokens", "columns", "start", "stop"])
 def _lookup_kernel(
     table,
@@ -57,37 +107,19 @@ def _lookup_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     WORD: tl.constexpr,
+    LOOP: tl.constexpr,
 ):
-    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = column < columns
-    for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
-        token = tl.cast(t, tl.int64)
-        index = tl.load(ids + token * ids_stride_t + column * ids_stride_c, mask=inside, other=-1).to(tl.int64)
-        owned = (index >= start) & (index < stop)
-        # Clamped as well as masked: an address beyond the table is never formed.
-        local = tl.where(owned, index - start, 0)
-        to = token * out_stride_t + column.to(tl.int64) * out_stride_c
-        if WORD > 0:
-            word: tl.constexpr = tl.int64 if WORD == 8 else tl.int32 if WORD == 4 else tl.uint8
-            source = table.to(tl.pointer_type(word)) + local * WIDTH
-            target = out.to(tl.pointer_type(word)) + to
-            d = tl.arange(0, BLOCK_D)
-            here = inside[:, None] & (d < WIDTH)[None, :]
-            words = tl.load(source[:, None] + d[None, :], mask=owned[:, None] & here, other=0)
-            tl.store(target[:, None] + d[None, :], words, mask=here)
-        else:
-            source = table + local * WIDTH
-            target = out + to
-            block = tl.arange(0, BLOCK_D // 32)
-            lane = tl.arange(0, 32)
-            d = block[:, None] * 32 + lane[None, :]
-            real = d[None, :, :] < DIM
-            code = tl.load(source[:, None, None] + d[None, :, :], mask=owned[:, None, None] & real, other=0)
-            scale = tl.load(
-                source[:, None] + DIM + block[None, :], mask=owned[:, None] & (block * 32 < DIM)[None, :], other=127
-            )
-            value = (decode_e4m3fn(code) * decode_e8m0(scale)[:, :, None]).to(tl.bfloat16)
-            tl.store(target[:, None, None] + d[None, :, :], value, mask=inside[:, None, None] & real)
+    if LOOP:
+        for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
+            _token(
+                t, table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c, out_stride_t, out_stride_c,
+                DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
+            )  # fmt: skip
+    else:
+        _token(
+            tl.program_id(0), table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c, out_stride_t, out_stride_c,
+            DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
+        )  # fmt: skip
 
 
 def lookup_rows(
@@ -128,7 +160,8 @@ def lookup_rows(
     span = width // word if packed else dim
     each, warps = _shape(tokens * columns)
     parts = triton.cdiv(columns, each)
-    _lookup_kernel[(tokens if max_programs is None else max(1, min(tokens, max_programs // parts)), parts)](
+    programs = tokens if max_programs is None else max(1, min(tokens, max_programs // parts))
+    _lookup_kernel[(programs, parts)](
         table,
         ids,
         out,
@@ -145,6 +178,7 @@ def lookup_rows(
         BLOCK_D=triton.next_power_of_2(span),
         BLOCK_C=each,
         WORD=word,
+        LOOP=programs < tokens,
         num_warps=warps,
     )
     return out

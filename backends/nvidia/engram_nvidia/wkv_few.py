@@ -30,13 +30,13 @@ def _few_kernel(
     out_stride,
     N: tl.constexpr,
     K: tl.constexpr,
+    PADDED_N: tl.constexpr,
     PADDED_K: tl.constexpr,
     BN: tl.constexpr,
     BM: tl.constexpr,
     BK: tl.constexpr,
     WARPS: tl.constexpr,
     STAGES: tl.constexpr,
-    LAYOUT: tl.constexpr,
     BY_ROW: tl.constexpr,
     FAST: tl.constexpr,
 ):
@@ -48,18 +48,12 @@ def _few_kernel(
     nb = tl.arange(0, NB)
     kb = tl.arange(0, KB)
 
-    # Words [WARPS, NB, KB, 128]: the warps take turns along K, so that a program reads in one piece.
+    # Words [WARPS, NB, KB, 128]: the warps take turns along K.
     block = (warp * KB)[:, None, None] + kb[None, None, :]
     line = (tile * NB + nb)[None, :, None]
-    if LAYOUT == 0:
-        unit = line * (PADDED_K // 32) + block
-        STEP: tl.constexpr = WARPS * KB
-    elif LAYOUT == 1:
-        unit = (block // 4) * (N // 16 * 4) + line * 4 + block % 4
-        STEP: tl.constexpr = (WARPS * KB // 4) * (N // 16 * 4)
-    else:
-        unit = (line // LAYOUT) * (PADDED_K // 32 * LAYOUT) + block * LAYOUT + line % LAYOUT
-        STEP: tl.constexpr = WARPS * KB * LAYOUT
+    # Units lie [K/128][N/16][4].
+    unit = (block // 4) * (PADDED_N // 4) + line * 4 + block % 4
+    STEP: tl.constexpr = WARPS * KB // 4 * (PADDED_N // 4) * 128
     word_at = words + unit[:, :, :, None].to(tl.int64) * 128 + tl.arange(0, 128)[None, None, None, :]
     if BY_ROW:
         # [WARPS, NB, KB, g, t, p, e, r]: one scale for each output.
@@ -78,7 +72,7 @@ def _few_kernel(
 
     acc = tl.zeros([WARPS, BN, BM], tl.float32)
     for i in tl.range(0, PADDED_K // (BK * WARPS), num_stages=STAGES):
-        word = tl.load(word_at + i * (STEP * 128), eviction_policy="evict_first")
+        word = tl.load(word_at + i * STEP, eviction_policy="evict_first")
         scale = tl.load(scale_at + i * (WARPS * KB))
         if K == PADDED_K:
             row = tl.load(row_at + i * (WARPS * BK), mask=inside, other=0.0)
@@ -87,9 +81,9 @@ def _few_kernel(
         # [WARPS, NB, KB, 128, e, r] to [WARPS, NB, KB, g, t, p, e, r]: a lane's inputs are 8 t + 2 p + e.
         code = tl.reshape(shifted_codes(word), [WARPS, NB, KB, 8, 4, 4, 2, 2])
         if BY_ROW:
-            weight = scaled(code, scale, FAST)
+            weight = scaled(code, scale, FAST, False)
         else:
-            weight = scaled(code, scale[:, :, :, None, None, None, None, None], FAST)
+            weight = scaled(code, scale[:, :, :, None, None, None, None, None], FAST, False)
         # Outputs (NB, r, g) by inputs (KB, t, p, e).
         weight = tl.reshape(tl.permute(weight, [0, 1, 7, 3, 2, 4, 5, 6]), [WARPS, BN, BK])
         row = tl.reshape(tl.permute(row, [1, 3, 4, 2, 0]), [WARPS, BK, BM])
@@ -119,13 +113,13 @@ def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: b
         out.stride(0),
         N=weight.n,
         K=weight.k,
+        PADDED_N=weight.padded_n,
         PADDED_K=weight.padded_k,
         BN=bn,
         BM=bm,
         BK=bk,
         WARPS=warps,
         STAGES=stages,
-        LAYOUT=0,
         BY_ROW=weight.by_row,
         FAST=fast and weight.fast,
         num_warps=warps,
