@@ -11,7 +11,7 @@ import torch
 
 from engram_conformance import bridge, oracle
 from engram_conformance.cases.geometry import Geometry, geometry
-from engram_conformance.oracle.numbers import F64, I64, U8, U16
+from engram_conformance.oracle.numbers import F64, I64, U8, U16, Mask
 from engram_core.tokens import TokenMap
 
 # Non-negative finite codes in order of value, to encode by nearest value.
@@ -23,8 +23,9 @@ _POOL = 1_000_003
 def encode_e4m3fn(x: F64) -> U8:
     """Codes of the values nearest to ``x``, saturating; for making data, not for judging any."""
     middle = (_POSITIVE[1:] + _POSITIVE[:-1]) / 2
-    code = np.searchsorted(middle, np.abs(x)).astype(np.uint8)
-    return code | (np.signbit(x).astype(np.uint8) << 7)
+    code: U8 = np.searchsorted(middle, np.abs(x)).astype(np.uint8)
+    code[np.signbit(x)] |= 0x80
+    return code
 
 
 def random_rows(rng: np.random.Generator, count: int, head_dim: int, center: int = 127) -> U8:
@@ -111,9 +112,15 @@ class Model:
             yield name + "q_weight", bridge.bf16(layer.q)
             yield name + "k_weight", bridge.bf16(layer.k)
 
-    def hash_sequence(self, tokens: I64, dead: np.ndarray | None = None) -> I64:  # type: ignore[type-arg]
+    def hash_sequence(self, tokens: I64, dead: Mask | None = None) -> I64:
         """The oracle's ids ``[T, L, C]`` of one whole sequence."""
-        return oracle.hash_sequence(self.geometry.numbers, self.map_ids, self.geometry.pad, tokens.tolist(), dead)
+        return oracle.hash_sequence(
+            self.geometry.numbers,
+            self.map_ids,
+            self.geometry.pad,
+            tokens.tolist(),
+            None if dead is None else dead.tolist(),
+        )
 
     def rows(self, layer_id: int, ids: I64) -> U16:
         """The oracle's rows ``[T, C, D]`` (bits) of ids ``[T, L, C]``."""

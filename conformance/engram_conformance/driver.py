@@ -11,7 +11,7 @@ import torch
 
 from engram_conformance import bridge, oracle
 from engram_conformance.data import Model, random_hidden
-from engram_conformance.oracle.numbers import I64, Mask, U16
+from engram_conformance.oracle.numbers import I64, U16, Mask
 from engram_conformance.subject import Subject
 from engram_core.hashing import TokenBatch
 from engram_core.memory import EngramMemory

@@ -17,11 +17,11 @@ T = TypeVar("T")
 _TIMEOUT = 240.0
 
 
-class Hang(AssertionError):
+class Hang(AssertionError):  # noqa: N818
     """Ranks wait for an exchange that will never be complete."""
 
 
-class Mismatch(AssertionError):
+class Mismatch(AssertionError):  # noqa: N818
     """Ranks of one group do different things at one point."""
 
 

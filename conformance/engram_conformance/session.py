@@ -104,7 +104,8 @@ class ConformanceSession:
         missing = case.needs - self.backend.info.capabilities if case is not None else frozenset()
         if case is None or not missing:
             return None
-        subject: Subject = pyfuncitem.funcargs["subject"]
+        subject = pyfuncitem.funcargs["subject"]
+        assert isinstance(subject, Subject)
         subject.record.refusal = verify_refusal(subject, missing)
         return True
 

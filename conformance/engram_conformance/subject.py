@@ -58,7 +58,7 @@ class Subject:
     def placement(self) -> str:
         """Where cases that don't care put their tables: the first placement that is declared."""
         for placement in _PLACEMENTS:
-            if Capability(f"placement_{placement}") in self.backend.info.capabilities:
+            if Capability[f"PLACEMENT_{placement.upper()}"] in self.backend.info.capabilities:
                 return placement
         raise AssertionError(f"{self.backend.info.name} declares no placement; one of {_PLACEMENTS} is needed")
 
@@ -102,11 +102,16 @@ class Subject:
         declared = () if problem is None else self.backend.supports(problem)
         try:
             yield
-        except UnsupportedConfigError as error:
-            reasons = error.reasons or declared
-            assert reasons, f"refused without a reason: {error}"
-            assert declared or problem is None, f"supports() gave no reason, and creating it raised: {error}"
-            assert not self.case.core, f"a core case can't be refused: {error}"
+        except UnsupportedConfigError as refusal:
+            fault = ""
+            if not (reasons := refusal.reasons or declared):
+                fault = "refused without a reason"
+            elif not declared and problem is not None:
+                fault = "supports() gave no reason, and creating it raised"
+            elif self.case.core:
+                fault = "a core case can't be refused"
+            if fault:
+                raise AssertionError(f"{fault}: {refusal}") from refusal
             raise RefusedAsDeclared("; ".join(str(reason) for reason in reasons)) from None
         assert not declared, f"supports() gave {[str(r) for r in declared]}, and creating it went through"
 

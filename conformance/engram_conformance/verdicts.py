@@ -19,7 +19,7 @@ class Verdict(StrEnum):
 
 @dataclass
 class Record:
-    """Filled while a case runs. ``worst``: largest error over its tolerance; ``equal``: smallest share of equal bits."""
+    """Filled while a case runs. ``worst``: largest error over its tolerance; ``equal``: least share of equal bits."""
 
     worst: float | None = None
     equal: float | None = None

@@ -6,6 +6,7 @@ import json
 import sys
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -48,7 +49,7 @@ def main(job_path: str, rank: int) -> None:
     slot = -(-counts[rank] // len(counts))
     window = slice(rank * slot, min((rank + 1) * slot, counts[rank])) if kind == "sequence" else slice(None)
     results = work.run(subject, memory, window=window, slot_tokens=max(counts) if kind == "data" else None)
-    arrays = {str(layer_id): bridge.bits(out).view(np.int16) for layer_id, out in results.items()}
+    arrays: dict[str, Any] = {str(layer_id): bridge.bits(out).view(np.int16) for layer_id, out in results.items()}
     np.savez(Path(job["folder"]) / f"{rank}.npz", **arrays)
     dist.barrier()
     dist.destroy_process_group()

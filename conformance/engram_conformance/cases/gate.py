@@ -32,22 +32,48 @@ _DIMS = (4, 48, 96, 1000, 5120)
 _COPIES = (1, 2, 4, 8)
 
 CASES = (
-    _probe("dot-zero", "dot = +0: the sign is positive and the clamp holds; a `sign` rule gives 0.", 0xB983, h=0.5, v=-1, q=0),
+    _probe(
+        "dot-zero",
+        "dot = +0: the sign is positive and the clamp holds; a `sign` rule gives 0.",
+        0xB983,
+        h=0.5,
+        v=-1,
+        q=0,
+    ),
     _probe("eps-1e-20", "eps 1e-20 survives: h = 2**-12 is normalised.", 0x3F4E, h=2**-12, v=1),
     _probe("eps-1e-6", "eps 1e-6 is felt at h = 2**-12.", 0x3F2A, h=2**-12, v=1, eps=1e-6),
     _probe("all-zero", "All-zero hidden and key: the gate is sigmoid(1e-3).", 0x3F00, h=0, v=1, key=0),
     _probe("dot-plus-2", "dot = +2.", 0x3FE7, h=1, v=1),
     _probe("dot-minus-2", "dot = -2.", 0x3F99, h=1, v=1, key=-1),
-    _case("mask-probe", "closed_probe", "A closed row keeps its bits under a value of 1, NaN, inf and -1.",
-          tolerance=Tolerance.EXACT),
-    *(
-        _case(f"random-dim-{dim}-copies-{copies}", "random", "Random data, masks and a num_kv_tokens.",
-              core=copies == 4 and dim in (5120,), dim=dim, copies=copies, tokens=7)
-        for dim in _DIMS for copies in _COPIES
+    _case(
+        "mask-probe",
+        "closed_probe",
+        "A closed row keeps its bits under a value of 1, NaN, inf and -1.",
+        tolerance=Tolerance.EXACT,
     ),
     *(
-        _case(f"share-dim-{dim}-copies-{copies}", "share", "At least 1e5 elements, 99.9 % of them bit-equal.",
-              core=copies == 4 and dim == 5120, size=Size.REAL, dim=dim, copies=copies)
+        _case(
+            f"random-dim-{dim}-copies-{copies}",
+            "random",
+            "Random data, masks and a num_kv_tokens.",
+            core=copies == 4 and dim in (5120,),
+            dim=dim,
+            copies=copies,
+            tokens=7,
+        )
+        for dim in _DIMS
+        for copies in _COPIES
+    ),
+    *(
+        _case(
+            f"share-dim-{dim}-copies-{copies}",
+            "share",
+            "At least 1e5 elements, 99.9 % of them bit-equal.",
+            core=copies == 4 and dim == 5120,
+            size=Size.REAL,
+            dim=dim,
+            copies=copies,
+        )
         for dim, copies in ((48, 4), (96, 8), (1000, 1), (1000, 2), (5120, 1), (5120, 4), (5120, 8))
     ),
     *(
@@ -78,11 +104,22 @@ CASES = (
     ),
     _case("num-kv-tokens-and-mask", "num_kv", "num_kv_tokens and a mask together.", count=3, mask=True),
     *(
-        _case(f"nan-{where}", "spread", "A NaN in a live row reaches the output, and stays where it belongs.",
-              where=where, poison="nan")
+        _case(
+            f"nan-{where}",
+            "spread",
+            "A NaN in a live row reaches the output, and stays where it belongs.",
+            where=where,
+            poison="nan",
+        )
         for where in ("key", "hidden", "value")
     ),
-    _case("infinity-value", "spread", "An infinite value reaches its own element of every copy.", where="value", poison="inf"),
+    _case(
+        "infinity-value",
+        "spread",
+        "An infinite value reaches its own element of every copy.",
+        where="value",
+        poison="inf",
+    ),
     _case("overflowing-row", "overflow", "A token whose sums overflow leaves every other token right."),
     *(
         _case(f"strides-{kind}", "strides", "Any strides whose last dimension is dense.", kind=kind)
@@ -92,4 +129,4 @@ CASES = (
     _case("out-given", "out", "`out` is filled whole and returned."),
     _case("inputs-unchanged", "unchanged", "Nothing that was passed in is written.", tolerance=Tolerance.EXACT),
     _case("repeat", "repeat", "The same input gives the same bits, between other calls.", tolerance=Tolerance.EXACT),
-)  # fmt: skip
+)

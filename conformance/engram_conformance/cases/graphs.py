@@ -17,27 +17,59 @@ def _case(name: str, check: str, says: str, geometry: str = "small", needs: Any 
 
 CASES = (
     *(
-        _case(f"late-inputs-{name}", "late_inputs", "Inputs that are written late, on the caller's stream, are waited for.",
-              name, tokens=9)
+        _case(
+            f"late-inputs-{name}",
+            "late_inputs",
+            "Inputs that are written late, on the caller's stream, are waited for.",
+            name,
+            tokens=9,
+        )
         for name in ("one", "three")
     ),
     _case("late-inputs-plain", "late_inputs", "The same for a batch that does not run ahead.", tokens=40),
     _case("late-lookup", "late_lookup", "Look-ups that are late are waited for.", "three", tokens=9),
     _case("own-stream", "own_stream", "Steps on a stream of the caller's.", "three", tokens=9),
     _case("changing-streams", "changing_streams", "Each step on another stream of the caller's.", "three", tokens=9),
-    _case("back-to-back", "back_to_back", "Steps enqueued faster than they run: none reads another's rows.", "three",
-          tokens=9),
-    _case("no-host-sync", "no_host_sync", "No host synchronisation from start to the end of the step.", "three", tokens=9),
+    _case(
+        "back-to-back",
+        "back_to_back",
+        "Steps enqueued faster than they run: none reads another's rows.",
+        "three",
+        tokens=9,
+    ),
+    _case(
+        "no-host-sync", "no_host_sync", "No host synchronisation from start to the end of the step.", "three", tokens=9
+    ),
     _case("first-call", "replay", "The capture is the first step after warm-up.", "small", _GRAPH, tokens=9),
     *(
-        _case(f"replay-{name}", "replay", "Replays with new ids in the same buffers give the new ids' result.", name,
-              _GRAPH, tokens=9, eager_first=True)
+        _case(
+            f"replay-{name}",
+            "replay",
+            "Replays with new ids in the same buffers give the new ids' result.",
+            name,
+            _GRAPH,
+            tokens=9,
+            eager_first=True,
+        )
         for name in ("one", "three")
     ),
     _case("replay-plain", "replay", "A captured batch that does not run ahead.", "small", _GRAPH, tokens=40),
     _case("skipped-layer", "replay", "A layer that the captured step skips.", "three", _GRAPH, tokens=9, order=(5, 0)),
     _case("no-layer", "replay", "A captured step that asks for no layer.", "three", _GRAPH, tokens=9, order=()),
-    _case("two-graphs", "two_graphs", "Graphs of two sizes, replayed in turn, with eager steps between.", "three", _GRAPH,
-          tokens=(4, 16)),
-    _case("reloaded-rows", "reloaded", "Rows reloaded between replays are looked up as they are.", "small", _GRAPH, tokens=9),
-)  # fmt: skip
+    _case(
+        "two-graphs",
+        "two_graphs",
+        "Graphs of two sizes, replayed in turn, with eager steps between.",
+        "three",
+        _GRAPH,
+        tokens=(4, 16),
+    ),
+    _case(
+        "reloaded-rows",
+        "reloaded",
+        "Rows reloaded between replays are looked up as they are.",
+        "small",
+        _GRAPH,
+        tokens=9,
+    ),
+)

@@ -94,8 +94,20 @@ CASES = (
     *(_case(f"table-{name}", "table", says, what=name) for name, says in _TABLE),
     *(_case(f"step-{name}", "step", says, what=name) for name, says in _STEP),
     *(_case(f"make-{name}", "make", says, what=name) for name, says in _MAKE),
-    _case("file-size", "file", "A file whose size is not that of its rows.", False, (Capability.PLACEMENT_FILE,), what="size"),
+    _case(
+        "file-size",
+        "file",
+        "A file whose size is not that of its rows.",
+        False,
+        (Capability.PLACEMENT_FILE,),
+        what="size",
+    ),
     _case("file-missing", "file", "A file that is not there.", False, (Capability.PLACEMENT_FILE,), what="missing"),
-    _case("file-in-capture", "capture", "A look-up that is not graph-safe, inside a capture.", False,
-          (Capability.PLACEMENT_FILE, Capability.GRAPH_CAPTURE)),
-)  # fmt: skip
+    _case(
+        "file-in-capture",
+        "capture",
+        "A look-up that is not graph-safe, inside a capture.",
+        False,
+        (Capability.PLACEMENT_FILE, Capability.GRAPH_CAPTURE),
+    ),
+)

@@ -27,14 +27,34 @@ def _case(
 
 
 _EXACT = Tolerance.EXACT
-_PLACED = tuple(Capability(f"placement_{name}") for name in ("device", "host", "shared", "file"))
+_PLACED = (
+    Capability.PLACEMENT_DEVICE,
+    Capability.PLACEMENT_HOST,
+    Capability.PLACEMENT_SHARED,
+    Capability.PLACEMENT_FILE,
+)
 
 CASES = (
     *(
-        _case(f"whole-{name}", "whole", "Every layer of a step against the oracle.", name, name in ("small", "one", "three"))
+        _case(
+            f"whole-{name}",
+            "whole",
+            "Every layer of a step against the oracle.",
+            name,
+            name in ("small", "one", "three"),
+        )
         for name in ("small", "one", "three", "tiny", "bigram", "copies-1", "copies-2", "copies-8", "odd-slices")
     ),
-    _case("whole-real", "whole", "The published geometry, with small tables.", "real", True, Size.REAL, tokens=3, stage=(14,)),
+    _case(
+        "whole-real",
+        "whole",
+        "The published geometry, with small tables.",
+        "real",
+        True,
+        Size.REAL,
+        tokens=3,
+        stage=(14,),
+    ),
     *(
         _case(f"tokens-{tokens}", "whole", "Batches below, at and above what runs ahead.", tokens=tokens)
         for tokens in (0, 1, 15, 16, 17, 64)
@@ -45,32 +65,86 @@ CASES = (
     _case("chunks", "chunks", "A sequence in chunks gives what it gives whole, within the layer's tolerance."),
     _case("composition", "composition", "A layer is its look-up, its WKV and its gate, bit for bit.", tolerance=_EXACT),
     *(
-        _case(f"ahead-order-{'-'.join(map(str, order)) or 'none'}", "ahead", "Run ahead, a layer gives what it gives alone.",
-              "three", False, needs=_AHEAD, tolerance=_EXACT, order=order)
+        _case(
+            f"ahead-order-{'-'.join(map(str, order)) or 'none'}",
+            "ahead",
+            "Run ahead, a layer gives what it gives alone.",
+            "three",
+            False,
+            needs=_AHEAD,
+            tolerance=_EXACT,
+            order=order,
+        )
         for order in ((0, 2, 5), (5, 2, 0), (2, 0, 5), (0, 5), (2,), ())
     ),
-    _case("ahead-one-layer", "ahead", "A model of one layer.", "one", False, needs=_AHEAD, tolerance=_EXACT, order=(3,)),
+    _case(
+        "ahead-one-layer", "ahead", "A model of one layer.", "one", False, needs=_AHEAD, tolerance=_EXACT, order=(3,)
+    ),
     *(
-        _case(f"ahead-rows-{tokens}", "ahead", "Row counts around the limit of what runs ahead.", "three", False,
-              needs=_AHEAD, tolerance=_EXACT, order=(0, 2, 5), tokens=tokens)
+        _case(
+            f"ahead-rows-{tokens}",
+            "ahead",
+            "Row counts around the limit of what runs ahead.",
+            "three",
+            False,
+            needs=_AHEAD,
+            tolerance=_EXACT,
+            order=(0, 2, 5),
+            tokens=tokens,
+        )
         for tokens in (1, 15, 16, 17, 40)
     ),
-    _case("ahead-twice", "ahead_twice", "Started twice: the second start counts.", "three", False, needs=_AHEAD,
-          tolerance=_EXACT),
-    _case("ahead-join", "ahead_join", "After join nothing was started; a layer then runs plainly.", "three", False,
-          needs=_AHEAD, tolerance=_EXACT),
-    _case("ahead-not-started", "not_started", "A layer that no start named runs plainly.", "three", False, needs=_AHEAD,
-          tolerance=_EXACT),
-    _case("ahead-refused-argument", "refused_argument", "A refused argument loses nothing that was started.", "three", False,
-          needs=_AHEAD, tolerance=_EXACT),
+    _case(
+        "ahead-twice",
+        "ahead_twice",
+        "Started twice: the second start counts.",
+        "three",
+        False,
+        needs=_AHEAD,
+        tolerance=_EXACT,
+    ),
+    _case(
+        "ahead-join",
+        "ahead_join",
+        "After join nothing was started; a layer then runs plainly.",
+        "three",
+        False,
+        needs=_AHEAD,
+        tolerance=_EXACT,
+    ),
+    _case(
+        "ahead-not-started",
+        "not_started",
+        "A layer that no start named runs plainly.",
+        "three",
+        False,
+        needs=_AHEAD,
+        tolerance=_EXACT,
+    ),
+    _case(
+        "ahead-refused-argument",
+        "refused_argument",
+        "A refused argument loses nothing that was started.",
+        "three",
+        False,
+        needs=_AHEAD,
+        tolerance=_EXACT,
+    ),
     _case("wait-and-apply", "wait_apply", "`wait` and `apply` apart give what `inject` gives.", tolerance=_EXACT),
     _case("started-by-hand", "by_hand", "`start` and `end` called by the engine.", tolerance=_EXACT),
     _case("other-layers", "other_layers", "A layer without Engram returns what it got.", tolerance=_EXACT),
     _case("no-prefetch", "no_prefetch", "prefetch_rows=0 gives the same bits.", tolerance=_EXACT),
-    _case("two-steps", "two_steps", "A second step starts while the first one's last result is still to be read.",
-          "three", tolerance=_EXACT),
+    _case(
+        "two-steps",
+        "two_steps",
+        "A second step starts while the first one's last result is still to be read.",
+        "three",
+        tolerance=_EXACT,
+    ),
     _case("overtaken", "overtaken", "A step overtaken by a later one gives an error, never the later one's rows."),
-    _case("inputs-reused", "inputs_reused", "Ids, masks and hidden states may be overwritten as soon as a call returns."),
+    _case(
+        "inputs-reused", "inputs_reused", "Ids, masks and hidden states may be overwritten as soon as a call returns."
+    ),
     _case("stale-buffers", "stale", "Smaller batches after larger ones see nothing of them.", "three"),
     _case("reload-wkv", "reload", "WKV weights reloaded within a step: the new result or an error.", what="wkv"),
     _case("reload-table", "reload", "A table reloaded within a step: the new result or an error.", what="table"),
@@ -78,15 +152,38 @@ CASES = (
     _case("reload-between", "reload_between", "All weights reloaded between steps: the new result."),
     _case("inference-mode", "inference", "Under torch.inference_mode, made and reloaded there.", mode="inference"),
     _case("no-grad", "inference", "Under torch.no_grad.", mode="no-grad"),
-    _case("pipeline-stage", "stage", "A stage that holds one layer gives what the whole model gives there.", tolerance=_EXACT),
+    _case(
+        "pipeline-stage",
+        "stage",
+        "A stage that holds one layer gives what the whole model gives there.",
+        tolerance=_EXACT,
+    ),
     _case("warmup", "warmup", "Warm-up of the sizes that will run changes no result.", tolerance=_EXACT),
     *(
-        _case(f"placement-{c.value.removeprefix('placement_')}", "placement", "The same bits from every placement.",
-              core=False, needs=(c,), placement=c.value.removeprefix("placement_"))
+        _case(
+            f"placement-{c.value.removeprefix('placement_')}",
+            "placement",
+            "The same bits from every placement.",
+            core=False,
+            needs=(c,),
+            placement=c.value.removeprefix("placement_"),
+        )
         for c in _PLACED
     ),
-    _case("host-batch", "host_batch", "A table gathered on the CPU takes its ids from the batch's host copy.", core=False,
-          needs=(Capability.PLACEMENT_FILE,)),
-    _case("hot-rows", "placement", "Rows from a cache of hot rows, step after step.", core=False,
-          needs=(Capability.HOT_ROWS, Capability.PLACEMENT_HOST), placement="host", cache_bytes=1 << 16),
-)  # fmt: skip
+    _case(
+        "host-batch",
+        "host_batch",
+        "A table gathered on the CPU takes its ids from the batch's host copy.",
+        core=False,
+        needs=(Capability.PLACEMENT_FILE,),
+    ),
+    _case(
+        "hot-rows",
+        "placement",
+        "Rows from a cache of hot rows, step after step.",
+        core=False,
+        needs=(Capability.HOT_ROWS, Capability.PLACEMENT_HOST),
+        placement="host",
+        cache_bytes=1 << 16,
+    ),
+)

@@ -36,25 +36,67 @@ CASES = (
         for t in (1, 16, 33)
     ),
     *(
-        _case(f"geometry-{name}", "tokens", "Other shapes: computed right, or refused with the limit named.", name, tokens=9)
+        _case(
+            f"geometry-{name}",
+            "tokens",
+            "Other shapes: computed right, or refused with the limit named.",
+            name,
+            tokens=9,
+        )
         for name in ("tiny", "bigram", "fivegram", "copies-1", "copies-2", "copies-8", "columns-15")
     ),
     _case("scales-by-row", "tokens", "Scales [N, K/32], one row for each output.", tokens=9, scale_rows="n"),
-    _case("scales-by-row-real", "tokens", "Scales [N, K/32] of the published shape.", "real", True, Size.REAL,
-          tokens=5, scale_rows="n"),
+    _case(
+        "scales-by-row-real",
+        "tokens",
+        "Scales [N, K/32] of the published shape.",
+        "real",
+        True,
+        Size.REAL,
+        tokens=5,
+        scale_rows="n",
+    ),
     _case("scales-as-bytes", "tokens", "Scales given as uint8 bytes.", tokens=9, scale_dtype="uint8"),
-    _case("width-48", "tokens", "An output width that is no multiple of 32 takes a scale row for each output.",
-          "odd-slices", tokens=9, scale_rows="n"),
+    _case(
+        "width-48",
+        "tokens",
+        "An output width that is no multiple of 32 takes a scale row for each output.",
+        "odd-slices",
+        tokens=9,
+        scale_rows="n",
+    ),
     *(
         _case(f"bf16-tokens-{t}", "tokens", "bf16 weights.", needs=_BF16, tokens=t, weight="bf16")
         for t in (0, 1, 16, 17, 33, 129)
     ),
-    _case("bf16-real", "tokens", "bf16 weights of the published shape.", "real", False, Size.REAL, _BF16,
-          tokens=17, weight="bf16"),
-    _case("packed-rows", "packed", "Rows as they lie in the table.", needs=_FP8 | {Capability.PACKED_ROWS},
-          tokens=(0, 1, 16, 33)),
-    _case("packed-rows-real", "packed", "Rows as they lie in the table, published shape.", "real", False, Size.REAL,
-          _FP8 | {Capability.PACKED_ROWS}, tokens=(1, 17, 130)),
+    _case(
+        "bf16-real",
+        "tokens",
+        "bf16 weights of the published shape.",
+        "real",
+        False,
+        Size.REAL,
+        _BF16,
+        tokens=17,
+        weight="bf16",
+    ),
+    _case(
+        "packed-rows",
+        "packed",
+        "Rows as they lie in the table.",
+        needs=_FP8 | {Capability.PACKED_ROWS},
+        tokens=(0, 1, 16, 33),
+    ),
+    _case(
+        "packed-rows-real",
+        "packed",
+        "Rows as they lie in the table, published shape.",
+        "real",
+        False,
+        Size.REAL,
+        _FP8 | {Capability.PACKED_ROWS},
+        tokens=(1, 17, 130),
+    ),
     _case("zero-rows", "zeros", "Zero rows give zeros, beside rows that are none."),
     _case("tiny-rows", "scaled", "Rows around 1e-35 are not flushed.", center=127 - 116),
     _case("large-rows", "scaled", "Rows around 1e30 don't overflow on the way.", center=127 + 100),
@@ -66,4 +108,4 @@ CASES = (
     _case("out-strided", "out", "`out` that is a slice: only its own elements are written.", strided=True),
     _case("reload", "reload", "Loading again gives the new weights' result, and keeps nothing of the caller's."),
     _case("repeat", "repeat", "The same rows give the same bits every time, between other batches."),
-)  # fmt: skip
+)

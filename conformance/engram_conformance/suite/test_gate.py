@@ -206,7 +206,8 @@ def _holder(subject: Subject, bits: U16, *grow: int) -> torch.Tensor:
 
 
 def test_strides(case: Case, subject: Subject) -> None:
-    x, kind, given = operands(subject), case.params["kind"], {}
+    x, kind = operands(subject), case.params["kind"]
+    given: dict[str, Any] = {}
     if kind == "hidden-slice":
         given["hidden"] = _holder(subject, x.h, 2, 1, 16)
     elif kind == "hidden-transposed":
@@ -231,7 +232,12 @@ def test_not_dense(case: Case, subject: Subject) -> None:
     spread_kv = subject.poisoned(9, 2 * x.kv.shape[1])[:, ::2]
     spread_kv.copy_(subject.bf16(x.kv))
     mask = np.arange(9) % 2 == 0
-    for given in ({"hidden": spread}, {"kv": spread_kv}, {"out": subject.poisoned(9, 4, 256)[..., ::2]}):
+    changed: list[dict[str, Any]] = [
+        {"hidden": spread},
+        {"kv": spread_kv},
+        {"out": subject.poisoned(9, 4, 256)[..., ::2]},
+    ]
+    for given in changed:
         try:
             out = run(subject, x, mask, **given)
         except EngramError:

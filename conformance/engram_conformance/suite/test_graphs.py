@@ -24,7 +24,11 @@ def _needs_streams(subject: Subject) -> None:
 
 
 def _delay() -> None:
-    torch.cuda._sleep(_CYCLES)
+    torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
+
+
+def _stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 class Rig:
@@ -98,7 +102,7 @@ def test_late_lookup(case: Case, subject: Subject) -> None:
 
 def test_own_stream(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject, case.params["tokens"])
-    stream = torch.cuda.Stream()
+    stream = _stream()
     for seed in range(3):
         work = rig.make(seed)
         stream.wait_stream(torch.cuda.current_stream())
@@ -111,7 +115,7 @@ def test_own_stream(case: Case, subject: Subject) -> None:
 
 def test_changing_streams(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject, case.params["tokens"])
-    streams = [torch.cuda.Stream() for _ in range(3)]
+    streams = [_stream() for _ in range(3)]
     kept = []
     for seed in range(6):
         work, stream = rig.make(seed), streams[seed % 3]

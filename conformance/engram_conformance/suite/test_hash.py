@@ -73,7 +73,9 @@ def test_layout(case: Case, subject: Subject) -> None:
     for name in ("primes", "offsets", "multipliers", "rows"):
         got = np.array(getattr(have, name), dtype=np.int64)
         subject.judge(oracle.check_ids(got, np.array(getattr(want, name), dtype=np.int64), name))
-    golden = {"tiny": _golden("hash_tiny"), "v41": _golden("hash_deepseek_v41")["meta"]}.get(case.geometry)
+    golden: dict[str, Any] = {"tiny": _golden("hash_tiny"), "v41": _golden("hash_deepseek_v41")["meta"]}.get(
+        case.geometry, {}
+    )
     for name in ("primes", "multipliers") if golden else ():
         subject.judge(oracle.check_ids(np.array(getattr(have, name)), np.array(golden[name]), f"golden {name}"))
 

@@ -67,7 +67,7 @@ def _steps(case: Case, subject: Subject, **options: Any) -> tuple[Play[Any], lis
     play: Play[Any] = Play(p["ranks"], subject.device)
     seats, aheads = play.everyone(), play.everyone("ahead") if options.pop("ahead", False) else None
     works = [_works(case, tokens, seed) for seed, tokens in enumerate(p["tokens"])]
-    stage = {"layer_ids": (14,)} if case.geometry == "real" else {}
+    stage: dict[str, Any] = {"layer_ids": (14,)} if case.geometry == "real" else {}
 
     def act(rank: int) -> list[Any]:
         parallel = Parallel(seats[rank], ahead=aheads[rank] if aheads else None)

@@ -34,7 +34,8 @@ def test_gate(case: Case, subject: Subject) -> None:
     weights = subject.gate_weights(*random_gate(rng, _H, _DIM))
     mask = torch.ones(_T, dtype=torch.bool, device=subject.device)
     poisoned = subject.poisoned(_T, _H, _DIM)
-    area, changed = case.params["what"].split("-", 1), {
+    area = case.params["what"].split("-")
+    changes: dict[str, dict[str, Any]] = {
         "hidden-dtype": {"hidden_states": hidden.float()},
         "hidden-float16": {"hidden_states": hidden.half()},
         "hidden-dim": {"hidden_states": hidden[..., :96]},
@@ -57,10 +58,11 @@ def test_gate(case: Case, subject: Subject) -> None:
         "out-shape": {"out": subject.poisoned(_T + 1, _H, _DIM)},
         "out-dtype": {"out": subject.poisoned(_T, _H, _DIM, dtype=torch.float32)},
         "out-in-place": {"out": hidden},
-        "out-overlaps-kv": {"out": kv[:, : _H * _DIM].unflatten(1, (_H, _DIM))},
+        "out-overlaps-kv": {"out": kv[:, : _H * _DIM].view(_T, _H, _DIM)},
         "gate-width": {"gate": subject.gate_weights(*random_gate(rng, _H, 96))},
-    }[case.params["what"]]  # fmt: skip
-    given: dict[str, Any] = {"hidden_states": hidden, "kv": kv, "gate": weights, "out": poisoned} | changed
+    }  # fmt: skip
+    given: dict[str, Any] = {"hidden_states": hidden, "kv": kv, "gate": weights, "out": poisoned}
+    given |= changes[case.params["what"]]
     names = {"hidden": ("hidden_states", "kv"), "kv": ("kv",), "mask": ("token_mask",), "num": ("num_kv_tokens",),
              "out": ("out",), "gate": ("gate", "q_weight", "hidden_states")}[area[0]]  # fmt: skip
     with subject.raises(*names, out=given["out"]):
@@ -172,7 +174,7 @@ def test_make(case: Case, subject: Subject) -> None:
     config, token_map = data.geometry.config(), data.token_map()
 
     def make(**options: Any) -> EngramMemory:
-        options = {"placement": subject.placement, "max_tokens": 8} | options
+        options = {"placement": subject.placement, "max_tokens": 8, **options}
         return EngramMemory(
             options.pop("config", config), options.pop("token_map", token_map), subject.backend, **options
         )

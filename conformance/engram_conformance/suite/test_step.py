@@ -48,7 +48,8 @@ def test_packed(case: Case, subject: Subject) -> None:
     )
     hidden = random_hidden(rng, total + padding, shape.copies, shape.hidden)
     mask = np.arange(total + padding) < total
-    batch = TokenBatch(*(torch.tensor(x) for x in (tokens, np.array(positions), starts, history))).to(subject.device)
+    inputs = [torch.tensor(x) for x in (tokens, np.array(positions), starts, history)]
+    batch = TokenBatch(inputs[0], inputs[1], inputs[2], inputs[3]).to(subject.device)
     with memory.step(batch, token_mask=subject.to(mask)) as step:
         for layer_id in memory.layers:
             out = step.inject(layer_id, subject.bf16(hidden))

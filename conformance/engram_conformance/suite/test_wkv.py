@@ -32,7 +32,7 @@ class Numbers:
         self.packed = self.packed.reshape(_MOST_TOKENS, shape.columns, -1)
         self.rows: U16 = oracle.decode_rows(self.packed)
         codes, scales = random_weight(rng, shape.n, shape.k, shape.n if scale_rows == "n" else None)
-        self.codes: U8 | U16 = codes
+        self.codes: Any = codes
         self.scales: U8 | None = scales
         if kind == "bf16":
             bits = oracle.to_bf16(rng.standard_normal(min(shape.n * shape.k, 1_000_003)) / np.sqrt(shape.k))
@@ -44,7 +44,7 @@ class Numbers:
         self._known: dict[bool, tuple[F64, F64]] = {}
 
     def products(self, tokens: int) -> tuple[F64, F64, I64 | slice]:
-        """``ref`` and ``S`` of the first ``tokens`` (rows are independent, so one product serves all), and which outputs.
+        """``ref`` and ``S`` of the first ``tokens``, and of which outputs; one product serves all, rows being independent.
 
         Of the published shape all outputs are computed for up to 33 tokens, and a sample in blocks of 16 beyond.
         """
