@@ -27,7 +27,7 @@ def test_version(cli: Callable[..., Any]) -> None:
 def test_no_command_shows_the_commands(cli: Callable[..., Any]) -> None:
     done = cli()
     assert done.code == 2
-    for command in ("run", "backends", "doctor"):
+    for command in ("run", "backends", "doctor", "conformance"):
         assert command in done.out
 
 
