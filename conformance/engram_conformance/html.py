@@ -109,7 +109,8 @@ def _verdict_matrix(report: Report) -> str:
         worst = max((case.worst for case in cases if case.worst is not None), default=None)
         rows.append(
             f'<tr><th scope="row"><code>{escape(name)}</code><br><small class="wide">{escape(doc)}</small></th>{cells}'
-            f'<td class="number">{_ratio(worst)}</td><td class="number wide">{sum(c.seconds for c in cases):.1f} s</td></tr>'
+            f'<td class="number">{_ratio(worst)}</td>'
+            f'<td class="number wide">{sum(case.seconds for case in cases):.1f} s</td></tr>'
         )
     return (
         f'<div class="scroll"><table><thead><tr><th>Capability</th>{head}<th class="number">Worst / tolerance</th>'
@@ -170,8 +171,8 @@ def _areas(reports: Sequence[Report]) -> str:
         )
         parts.append(
             f"<details><summary>{escape(area)} {_counts(counts)}</summary>"
-            f'<div class="scroll"><table class="cases"><thead><tr><th>Case</th>{head}<th class="wide">Rule</th></tr></thead>'
-            f"<tbody>{rows}</tbody></table></div></details>"
+            f'<div class="scroll"><table class="cases"><thead><tr><th>Case</th>{head}<th class="wide">Rule</th></tr>'
+            f"</thead><tbody>{rows}</tbody></table></div></details>"
         )
     return "".join(parts)
 

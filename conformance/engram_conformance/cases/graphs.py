@@ -11,8 +11,8 @@ _GRAPH = frozenset({Capability.GRAPH_CAPTURE})
 
 
 def _case(name: str, check: str, says: str, geometry: str = "small", needs: Any = (), **params: Any) -> Case:
-    return Case(f"graph-{name}" if needs else f"stream-{name}", "graphs", check, says, geometry, params, Tolerance.LAYER,
-                frozenset(needs), core=False)  # fmt: skip
+    needs, kind = frozenset(needs), "graph" if needs else "stream"
+    return Case(f"{kind}-{name}", "graphs", check, says, geometry, params, Tolerance.LAYER, needs, core=False)
 
 
 CASES = (

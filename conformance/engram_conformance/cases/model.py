@@ -41,9 +41,9 @@ class Case:
 
     ``id``: unique, stable, what ``-k``, reports and ``expectations.toml`` name. ``area`` and ``check``: executed by
     ``test_<check>`` of ``suite/test_<area>.py``. ``says``: the rule in a sentence. ``geometry``: a name of
-    :mod:`engram_conformance.cases.geometry`. ``params``: the rest of its data. ``needs``: capabilities; where one is not
-    declared, the refusal is verified instead. ``since``: version of the interface from which it is asked. ``core``: it
-    can be neither declared away nor expected to fail.
+    :mod:`engram_conformance.cases.geometry`. ``params``: the rest of its data. ``needs``: capabilities; where one is
+    not declared, the refusal is verified instead. ``since``: version of the interface from which it is asked.
+    ``core``: it can be neither declared away nor expected to fail.
     """
 
     id: str

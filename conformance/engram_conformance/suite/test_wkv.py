@@ -38,18 +38,19 @@ class Numbers:
             bits = oracle.to_bf16(rng.standard_normal(min(shape.n * shape.k, 1_000_003)) / np.sqrt(shape.k))
             self.codes, self.scales = np.resize(bits, (shape.n, shape.k)), None
         self.weight = oracle.Weight(self.codes, self.scales)
+        self._plain = (scale_rows, kind, center) == ("n/32", "fp8", 127)
         blocks = np.arange(shape.n).reshape(-1, 16)
         some = rng.permutation(len(blocks))[: max(_SAMPLE // 16, 1)]
         self._some = np.sort(blocks[np.union1d(some, [0, len(blocks) - 1])].ravel())
         self._known: dict[bool, tuple[F64, F64]] = {}
 
     def products(self, tokens: int) -> tuple[F64, F64, I64 | slice]:
-        """``ref`` and ``S`` of the first ``tokens``, and of which outputs; one product serves all, rows being independent.
+        """``ref`` and ``S`` of the first ``tokens``, and of which outputs; one product serves all.
 
-        Of the published shape all outputs are computed for up to 33 tokens, and a sample in blocks of 16 beyond.
+        Of the published weight all outputs are computed for up to 33 tokens; beyond, and of its variants, a sample.
         """
         shape = self.weight.shape
-        whole = shape[0] * shape[1] < _CHEAP or tokens <= _WHOLE_TOKENS
+        whole = shape[0] * shape[1] < _CHEAP or (self._plain and tokens <= _WHOLE_TOKENS)
         if whole not in self._known:
             most = _MOST_TOKENS if shape[0] * shape[1] < _CHEAP or not whole else _WHOLE_TOKENS
             weight = self.weight if whole else self.weight.select(self._some)
@@ -58,7 +59,7 @@ class Numbers:
         return ref[:tokens], size[:tokens], slice(None) if whole else self._some
 
 
-@lru_cache(maxsize=3)
+@lru_cache(maxsize=24)
 def numbers(name: str, scale_rows: str = "n/32", kind: str = "fp8", center: int = 127) -> Numbers:
     return Numbers(name, scale_rows, kind, center)
 
