@@ -87,17 +87,11 @@ def _token(
     TAIL: tl.constexpr,
     HAS_MASK: tl.constexpr,
     FUSED: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    TOUCHED: tl.constexpr = 1 if HEAD < 32 else HEAD // 32 if TAIL == 0 else HEAD // 16
     token = tl.cast(t, tl.int64)
     live = t < num_kv_tokens
     if HAS_MASK:
         live = live & (tl.load(token_mask + token * mask_stride, mask=live, other=0) != 0)
-    if EARLY:
-        # The compiler moves the loads of the value behind the reduction: one word of every 64 bytes calls it into L2.
-        touched = tl.arange(0, TOUCHED) * 32
-        tl.load(kv + token * kv_stride_t + COPIES * DIM + touched, mask=live & (touched < DIM), other=0.0, volatile=True)
     source = hidden + token * hidden_stride_t + copy * hidden_stride_h
     key = kv + token * kv_stride_t + copy * DIM
     value = kv + token * kv_stride_t + COPIES * DIM
@@ -152,7 +146,6 @@ def _gate_kernel(
     HAS_MASK: tl.constexpr,
     FUSED: tl.constexpr,
     STAGES: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     copy = tl.program_id(0) % COPIES
     first = tl.program_id(0) // COPIES
@@ -172,13 +165,13 @@ def _gate_kernel(
             _token(
                 t, copy, a, b, weight_a, weight_b, hidden, kv, token_mask, out, num_kv_tokens, eps, clamp,
                 hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
-                DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED, False,
+                DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED,
             )  # fmt: skip
     else:
         _token(
             first, copy, a, b, weight_a, weight_b, hidden, kv, token_mask, out, num_kv_tokens, eps, clamp,
             hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
-            DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED, EARLY,
+            DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED,
         )  # fmt: skip
 
 
@@ -190,7 +183,7 @@ def gate(
     num_kv_tokens: int | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``bf16(h + gate * value)`` ``[T, H, dim]`` (CONTRACT, "Gate").
+    """``bf16(h + gate * value)`` ``[T, H, dim]`` (docs/contract.md, "Gate").
 
     ``hidden_states`` ``[T, H, dim]`` and ``kv`` ``[T, (H + 1) * dim]`` bf16, last dimension dense; ``token_mask``
     ``[T]`` bool; ``num_kv_tokens``: rows at or past it come out as they went in.
@@ -223,7 +216,7 @@ def gate(
         )
     if tokens == 0:
         return out
-    programs, warps, stages, early = _shape(tokens, copies)
+    programs, warps, stages = _shape(tokens, copies, device)
     head, tail = _halves(dim, warps)
     _gate_kernel[(programs * copies,)](
         hidden,
@@ -251,7 +244,6 @@ def gate(
         HAS_MASK=token_mask is not None,
         FUSED=not INTERPRETED,
         STAGES=stages,
-        EARLY=early,
         num_warps=warps,
     )
     return out
@@ -266,6 +258,13 @@ def _halves(dim: int, warps: int) -> tuple[int, int]:
     return head, 0 if head == dim else min(head, max(triton.next_power_of_2(dim - head), 256 * warps))
 
 
-def _shape(tokens: int, copies: int) -> tuple[int, int, int, bool]:
-    """Programs a copy, their warps, stages of the loop over tokens (0: one token each)."""
-    return tokens, 4, 0, False
+def _shape(tokens: int, copies: int, device: torch.device) -> tuple[int, int, int]:
+    """Programs a copy, their warps, stages of the loop over tokens (0: one token each).
+
+    With many tokens one program a multiprocessor walks through them and keeps three in flight: on an H200 128.6 us at
+    T=4096, against 141 with one token each. Measured on NVIDIA alone; elsewhere there is no loop.
+    """
+    if tokens < 256 or device.type != "cuda" or torch.version.hip is not None:
+        return tokens, 4, 0
+    each = torch.cuda.get_device_properties(device).multi_processor_count // copies
+    return max(1, min(tokens, each - each % 4 if each > 4 else each)), 4, 4

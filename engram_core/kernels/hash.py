@@ -3,10 +3,11 @@
 Bytes: at T tokens 4T ids + 4T positions + n map entries a token in, 4 * L * C out (192 a token for two layers of 24
 columns); so it is bound by latency: the chain query_start -> token -> map -> product is three dependent loads. A
 request is therefore found by counting the ends at or before the token, one wide load, where a bisection (kept for
-batches of very many requests) adds a dependent load for every doubling of R. ``roll % prime`` is exact without a division: ``q = mulhi(roll, 2**64 // prime)``
-is the quotient or one less for any roll below 2**63, so one conditional subtraction mends it.
+batches of very many requests) adds a dependent load for every doubling of R. ``roll % prime`` is exact without a
+division: ``q = mulhi(roll, 2**64 // prime)`` is the quotient or one less for any roll below 2**63, so one conditional
+subtraction mends it.
 
-Follows CONTRACT, "Hash"; ``engram_core.hashing.TorchHasher`` is the definition.
+Follows docs/contract.md, "Hash"; ``engram_core.hashing.TorchHasher`` is the definition.
 """
 
 from __future__ import annotations
@@ -129,8 +130,8 @@ def _hash_kernel(
 class HashConstants:
     """A layout's numbers and a token map on a device, uploaded once.
 
-    ``token_map`` int32 ``[V]``; ``multipliers`` ``[L, n]``, ``primes``, ``reciprocals`` (``2**64 // prime``, as the bits
-    of an unsigned number) and ``offsets`` ``[L, C]``, all int64; ``dtype``: of the ids.
+    ``token_map`` int32 ``[V]``; ``multipliers`` ``[L, n]``, ``primes``, ``reciprocals`` (``2**64 // prime``, as the
+    bits of an unsigned number) and ``offsets`` ``[L, C]``, all int64; ``dtype``: of the ids.
     """
 
     token_map: torch.Tensor

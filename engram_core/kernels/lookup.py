@@ -117,8 +117,8 @@ def _lookup_kernel(
             )  # fmt: skip
     else:
         _token(
-            tl.program_id(0), table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c, out_stride_t, out_stride_c,
-            DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
+            tl.program_id(0), table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c,
+            out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
         )  # fmt: skip
 
 
@@ -144,7 +144,8 @@ def lookup_rows(
         raise InvalidArgumentError("table", f"rows of {width} bytes", "dense rows of D codes and D/32 scales")
     tokens, columns = (int(n) for n in ids.shape)
     packed = out.dtype == torch.uint8
-    check_tensor("out", out, (tokens, columns, width if packed else dim), (torch.uint8, torch.bfloat16), ids.device, True)
+    shape = (tokens, columns, width if packed else dim)
+    check_tensor("out", out, shape, (torch.uint8, torch.bfloat16), ids.device, True)
     if tokens == 0 or columns == 0:
         return out
     stop = start + int(table.shape[0])
@@ -185,5 +186,5 @@ def lookup_rows(
 
 
 def _shape(rows: int) -> tuple[int, int]:
-    """Columns a program and its warps."""
-    return (1, 1) if rows <= 2048 else (4, 1)
+    """Columns a program and its warps: the fastest measured on an H200 (benchmarks/RESULTS.md)."""
+    return (2, 4) if rows <= 512 else (4, 4) if rows <= 8192 else (4, 2)

@@ -1,22 +1,140 @@
-"""The NVIDIA backend's place: found, probed and listed already, and refused when it is to be created."""
+"""The NVIDIA backend: which kernel runs for which hook, and where.
+
+What ran on which card, and what never ran, stands in docs/nvidia.md.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import ClassVar, Literal, TypeAlias
+
 import torch
 
-from engram_core.backend import EngramBackend
-from engram_core.errors import BackendUnavailableError
-from engram_core.info import Reason
+from engram_core.backend import EngramBackend, GateWeights, Prefetch, Problem, TableSpec, Wkv, WkvSpec
+from engram_core.errors import InvalidArgumentError, UnsupportedConfigError
+from engram_core.hashing import TokenBatch
+from engram_core.info import BackendInfo, Reason
+from engram_core.kernels.hash import HashConstants, hash_ids
+from engram_core.layer import Engram
+from engram_core.layout import HashLayout
+from engram_core.prefetch import InlinePrefetch
+from engram_core.table import EngramTable
+from engram_core.tokens import TokenMap
+from engram_nvidia import arch, flashinfer
+from engram_nvidia.gate import apply_gate
+from engram_nvidia.host import Runtime
+from engram_nvidia.lookup import NvidiaTable
 from engram_nvidia.plugin import INFO
+from engram_nvidia.prefetch import SideStreamPrefetch
+from engram_nvidia.wkv import columns
+from engram_nvidia.wkv_mxfp8 import Mxfp8Wkv
+from engram_nvidia.wkv_w8a16 import W8A16Wkv
+
+Product: TypeAlias = Literal["w8a16", "mxfp8"]
 
 
 class NvidiaBackend(EngramBackend):
-    info = INFO
+    """``device``: an NVIDIA GPU, or the CPU in Triton's interpreter (which stands for an SM90).
 
-    def __new__(cls, device: torch.device) -> NvidiaBackend:
-        reason = Reason(
-            "not-implemented",
-            "not implemented yet: this release finds and probes the NVIDIA backend, and can't run it",
-            "ENGRAM_BACKEND=reference, or a release with the NVIDIA backend (CHANGELOG.md)",
+    ``product``: how WKV weights are multiplied, "mxfp8" (FlashInfer, SM100 and SM103) or "w8a16" (own kernels).
+    Default: "mxfp8" where the GPU has it. To choose, pass ``NvidiaBackend(device, product="w8a16")`` as
+    ``EngramMemory(backend=...)``.
+    """
+
+    info: ClassVar[BackendInfo] = INFO
+
+    def __init__(self, device: torch.device, *, product: Product | None = None) -> None:
+        super().__init__(device)
+        if product not in (None, "w8a16", "mxfp8"):
+            raise InvalidArgumentError("product", repr(product), "'w8a16', 'mxfp8' or None")
+        self._product = product
+        self._side = torch.Stream(device=self.device) if self.device.type == "cuda" else None
+
+    @cached_property
+    def chip(self) -> arch.Chip | None:
+        """What the device is, read when first needed; None: no NVIDIA GPU."""
+        return arch.detect(self.device)
+
+    def supports(self, problem: Problem) -> tuple[Reason, ...]:
+        config = problem.config
+        spec = WkvSpec(
+            (config.max_ngram_size - 1) * config.n_heads * config.head_dim,
+            config.hidden_size,
+            config.hc_mult,
+            problem.parallel,
         )
-        raise BackendUnavailableError(f"backend 'nvidia' on {device}: {reason.message}.", reasons=(reason,))
+        return super().supports(problem) + self._wkv_reasons(spec)
+
+    def _wkv_reasons(self, spec: WkvSpec) -> tuple[Reason, ...]:
+        if found := arch.reasons(self.chip, self.device):
+            return found
+        if not self._mxfp8:
+            return ()
+        assert self.chip is not None  # it has no reasons against it
+        if not self.chip.mxfp8:
+            have = ".".join(map(str, self.chip.capability))
+            fix = "NvidiaBackend(device, product='w8a16'), or no product"
+            return (Reason("no-mxfp8", f"{self.device} is SM {have}; MXFP8 products need SM 10.0 or 10.3", fix),)
+        share = columns(spec)
+        return flashinfer.reasons(share.stop - share.start, spec.in_features)
+
+    @property
+    def _mxfp8(self) -> bool:
+        return self._product == "mxfp8" or (self._product is None and self.chip is not None and self.chip.mxfp8)
+
+    def create_wkv(self, spec: WkvSpec) -> Wkv:
+        if found := self._wkv_reasons(spec):
+            raise UnsupportedConfigError(f"backend nvidia has no WKV for this on {self.device}", found)
+        assert self.chip is not None  # it has no reasons against it
+        return Mxfp8Wkv(spec, self.device) if self._mxfp8 else W8A16Wkv(spec, self.device, self.chip)
+
+    def post_wkv(
+        self,
+        hidden_states: torch.Tensor,
+        kv: torch.Tensor,
+        gate: GateWeights,
+        *,
+        wkv: Wkv | None = None,
+        token_mask: torch.Tensor | None = None,
+        num_kv_tokens: int | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return apply_gate(hidden_states, kv, gate, wkv, token_mask, num_kv_tokens, out, self.device)
+
+    def prefetch(self, layers: Sequence[Engram], max_rows: int) -> Prefetch:
+        if self._side is None:
+            return InlinePrefetch(layers, max_rows)
+        return SideStreamPrefetch(layers, max_rows, self.device)
+
+    def create_table(self, spec: TableSpec) -> EngramTable:
+        return NvidiaTable(spec, self.device, self._runtime)
+
+    @cached_property
+    def _runtime(self) -> Runtime | None:
+        return Runtime.loaded() if self.device.type == "cuda" else None
+
+    def create_hasher(self, layout: HashLayout, token_map: TokenMap) -> Callable[[TokenBatch], torch.Tensor]:
+        constants = HashConstants.of(layout, token_map, self.device)
+
+        def hasher(batch: TokenBatch) -> torch.Tensor:
+            with arch.on(self.device):
+                return hash_ids(batch, constants)
+
+        return hasher
+
+    def lookup_stream(self) -> torch.Stream | None:
+        return self._side
+
+    def warmup(self, layers: Sequence[Engram], token_counts: Sequence[int]) -> None:
+        if any(isinstance(layer.wkv, Mxfp8Wkv) for layer in layers):
+            with flashinfer.tuning():
+                super().warmup(layers, token_counts)
+        else:
+            super().warmup(layers, token_counts)
+        # A communicator connects on its first exchange, which must not happen while a graph is captured.
+        seen: list[object] = []
+        for group in (layer.parallel.ahead for layer in layers):
+            if group is not None and not any(group is other for other in seen):
+                seen.append(group)
+                group.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device), 0)

@@ -1,7 +1,7 @@
 """e4m3 weights to a bf16 workspace ``[N, K]`` for cuBLAS, where tokens are many.
 
-Bytes: N * K codes in, 2 * N * K out: 472 MB for 25600 x 6144, 110 us at 4.3 TB/s. A lane's words are 8 inputs in a row of
-two outputs, so it stores 16 bytes of each as they come.
+Bytes: N * K codes in, 2 * N * K out: 472 MB for 25600 x 6144, 110 us at 4.3 TB/s. A lane's words are 8 inputs in a row
+of two outputs, so a store is 16 bytes of each.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engram_nvidia.arch import Chip
 from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
@@ -51,12 +52,12 @@ def _expand_kernel(
     tl.store(at, weight, mask=(n < N)[:, None] & (k < K)[None, :])
 
 
-def expand(weight: PackedWeight, out: torch.Tensor, fast: bool) -> torch.Tensor:
+def expand(weight: PackedWeight, out: torch.Tensor, chip: Chip) -> torch.Tensor:
     """Fill ``out`` ``[N, K]`` bf16, contiguous, with the weights: one float32 product and one rounding each.
 
-    ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU). Operands are checked by the caller.
+    Operands are checked by the caller.
     """
-    nb, kb, warps = _SHAPE
+    nb, kb, warps = 2, 4, 4  # what is padded is a multiple of these
     _expand_kernel[(triton.cdiv(weight.k, kb * 32), triton.cdiv(weight.n, nb * 16))](
         weight.words,
         weight.scales,
@@ -68,11 +69,7 @@ def expand(weight: PackedWeight, out: torch.Tensor, fast: bool) -> torch.Tensor:
         NB=nb,
         KB=kb,
         BY_ROW=weight.by_row,
-        FAST=fast and weight.fast,
+        FAST=chip.fast and weight.fast,
         num_warps=warps,
     )
     return out
-
-
-_SHAPE = (2, 4, 4)
-"""Units of outputs and of inputs a program (they divide what the weights are padded to), and its warps."""

@@ -1,15 +1,15 @@
 """WKV weights in the order in which the matrix instruction takes them.
 
 A kernel that reads e4m3 weights at few tokens is bound by what it does to a code as much as by the bytes. So the codes
-are put once, at load, where the tensor core wants them: a unit of 16 outputs x 32 inputs is 512 bytes, lane by lane, and
-a warp's one 16-byte load a lane is its operand of two ``m16n8k16`` products without a shuffle or a trip through shared
-memory. Of lane ``4 g + t``, word ``p`` holds outputs ``g`` and ``8 + g`` at inputs ``8 t + 2 p`` and the next one: a
-lane's inputs are 8 in a row, so that it loads the tokens' values in one piece too (the order of inputs within a product
-is free as long as both sides agree).
+are put once, at load, where the tensor core wants them: a unit of 16 outputs x 32 inputs is 512 bytes, lane by lane,
+and a warp's one 16-byte load a lane is its operand of two ``m16n8k16`` products without a shuffle or a trip through
+shared memory. Of lane ``4 g + t``, word ``p`` holds outputs ``g`` and ``8 + g`` at inputs ``8 t + 2 p`` and the next
+one: a lane's inputs are 8 in a row, so that it loads the tokens' values in one piece too (the order of inputs within a
+product is free as long as both sides agree).
 
-Units lie ``[K/128][N/16][4]``: programs side by side walk along K together, and the memory sees one stream (41.2 us with
-whole rows of units, 40.1 us so, one token, 25600 x 6144, H200). The scale bytes stay as the checkpoint has them. N and K are padded with zero codes to what the kernels' tiles need. This
-is the only copy that is kept.
+Units lie ``[K/128][N/16][4]``: programs side by side walk along K together, and the memory sees one stream (40.1 us,
+against 41.2 with whole rows of units: one token, 25600 x 6144, H200). The scale bytes stay as the checkpoint has them.
+N and K are padded with zero codes to what the kernels' tiles need. This is the only copy that is kept.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _FAST_LIMIT: Final = 134
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """``words`` int32 ``[K'/128, N'/16, 4, 128]``: spread words in unit order (N', K' padded); ``scales`` uint8 ``[N'/32, K'/32]`` or,
-    ``by_row``, ``[N', K'/32]``; ``n``, ``k``: the real sizes; ``fast``: no NaN code and no scale byte above 134, so that
-    a code's bits shifted into bf16 times one bf16 factor is its exact value.
+    """``words`` int32 ``[K'/128, N'/16, 4, 128]``: spread words in unit order (N', K' padded); ``scales`` uint8
+    ``[N'/32, K'/32]`` or, ``by_row``, ``[N', K'/32]``; ``n``, ``k``: the real sizes; ``fast``: no NaN code and no scale
+    byte above 134, so that a code's bits shifted into bf16 times one bf16 factor is its exact value.
     """
 
     words: torch.Tensor
@@ -98,8 +98,8 @@ def restore(units: torch.Tensor) -> torch.Tensor:
 
 
 def spread(codes: torch.Tensor) -> torch.Tensor:
-    """Four bytes ``c0 c1 c2 c3`` to a word: in its lower half the sign of c0 at bit 15 and the rest at 10..4, of c2 the
-    sign at 11, the rest at 14..12 and 3..0; c1 and c3 likewise in the upper half. ``[.., 4 n]`` uint8 to ``[.., n]`` int32.
+    """Four bytes ``c0 c1 c2 c3`` to a word, ``[.., 4 n]`` uint8 to ``[.., n]`` int32: in its lower half the sign of c0
+    at bit 15 and the rest at 10..4, of c2 the sign at 11 and the rest at 14..12 and 3..0; c1, c3 so in the upper half.
     """
     c = codes.view(*codes.shape[:-1], -1, 4).to(torch.int32)
 

@@ -6,7 +6,9 @@ share its BN outputs and cut K between them: all of K stays in one program, the 
 order at the end, and the result does not depend on the grid. No split of K over programs is needed even at N = 3200.
 
 The weights come in unit order (``weights.py``): a lane's 16 bytes are its own operand. The tokens are loaded straight
-into the other operand's registers, 4 values a lane.
+into the other operand's registers, 8 values a lane. Nothing is staged in shared memory: with many small programs in
+flight the loads of some hide behind the products of others, which is faster here than asynchronous copies (39.6 us
+against 42.3, one token, 25600 x 6144, H200).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from engram_nvidia.arch import Chip
 from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
@@ -36,7 +39,6 @@ def _few_kernel(
     BM: tl.constexpr,
     BK: tl.constexpr,
     WARPS: tl.constexpr,
-    STAGES: tl.constexpr,
     BY_ROW: tl.constexpr,
     FAST: tl.constexpr,
 ):
@@ -71,7 +73,7 @@ def _few_kernel(
     inside = token < num_tokens
 
     acc = tl.zeros([WARPS, BN, BM], tl.float32)
-    for i in tl.range(0, PADDED_K // (BK * WARPS), num_stages=STAGES):
+    for i in range(PADDED_K // (BK * WARPS)):
         word = tl.load(word_at + i * STEP, eviction_policy="evict_first")
         scale = tl.load(scale_at + i * (WARPS * KB))
         if K == PADDED_K:
@@ -95,14 +97,14 @@ def _few_kernel(
     tl.store(out + to, total, mask=(m < num_tokens)[None, :] & (n < N)[:, None])
 
 
-def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: bool) -> torch.Tensor:
+def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip) -> torch.Tensor:
     """``out`` ``[T, N]`` bf16 from ``rows`` ``[T, K]`` bf16, T at most 64, both dense in the last dimension.
 
-    ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU). Operands are checked by the caller.
+    Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
     bm = max(8, triton.next_power_of_2(tokens))
-    bn, bk, warps, stages = _shape(bm, weight.n)
+    bn, bk, warps = _shape(bm, weight.n)
     _few_kernel[(triton.cdiv(weight.n, bn),)](
         rows,
         weight.words,
@@ -119,14 +121,17 @@ def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: b
         BM=bm,
         BK=bk,
         WARPS=warps,
-        STAGES=stages,
         BY_ROW=weight.by_row,
-        FAST=fast and weight.fast,
+        FAST=chip.fast and weight.fast,
         num_warps=warps,
     )
     return out
 
 
-def _shape(bm: int, n: int) -> tuple[int, int, int, int]:
-    """Outputs a program, inputs a step and warp, warps, stages."""
-    return 64, 32, 8, 4
+def _shape(bm: int, n: int) -> tuple[int, int, int]:
+    """Outputs a program, inputs a step and warp, warps: the fastest measured on an H200 (benchmarks/RESULTS.md)."""
+    if n > 12800:
+        return {8: (16, 32, 4), 16: (16, 64, 2)}.get(bm, (32, 64, 4))
+    if n > 6400:
+        return (32, 64, 4) if bm >= 32 else (16, 64, 4)
+    return (16, 64, 4) if bm >= 32 and n > 3200 else (16, 64, 8)

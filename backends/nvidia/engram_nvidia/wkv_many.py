@@ -3,8 +3,8 @@
 Operations: 2 * M * N * K, 322 GFLOP at M=1024 for 25600 x 6144, 400 us at 805 TFLOP/s. Outputs are the tall side of the
 product: a program decodes BN x BK codes into the registers that the tensor core reads its left operand from, while the
 products of the step before still run, and each decoded weight serves BM tokens from shared memory. The weights are in
-unit order (``weights.py``), so decoding needs no shared memory of its own. Where tiles are few (a tensor-parallel shard)
-programs share K and a second kernel adds their float32 parts, in order.
+unit order (``weights.py``), so decoding needs no shared memory of its own. Where tiles are few (a tensor-parallel
+shard) programs share K and a second kernel adds their float32 parts, in order.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import torch
 import triton
 import triton.language as tl
 
+from engram_nvidia.arch import Chip
 from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
 # Two programs for each of an H200's 132 multiprocessors. A constant, and not the device's own number: how K is cut, and
 # with it the last bit of a result, is the same everywhere.
 _PROGRAMS = 264
+# Shared memory of the largest tile below.
+_LARGE = 112 * 1024
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -124,14 +127,13 @@ def _sum_kernel(
     tl.store(out + token * out_stride + n, total.to(tl.bfloat16), mask=n < N)
 
 
-def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: bool, settle: bool) -> torch.Tensor:
+def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip) -> torch.Tensor:
     """``out`` ``[T, N]`` bf16 from ``rows`` ``[T, K]`` bf16, both dense in the last dimension; any T.
 
-    ``fast``: decode through inline PTX (needs ``weight.fast`` and a GPU); ``settle``: the GPU is a Hopper, whose matrix
-    products read registers while they run (``decode.py``). Operands are checked by the caller.
+    Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
-    tile = _tile(tokens, weight.n)
+    tile = _tile(tokens, weight.n, chip)
     split = _split(tokens, weight, tile)
     parts = out if split == 1 else torch.empty(split, tokens, weight.n, dtype=torch.float32, device=out.device)
     _many_kernel[(triton.cdiv(weight.n, tile.bn) * triton.cdiv(tokens, tile.bm), split)](
@@ -153,8 +155,8 @@ def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, fast: 
         SPLIT=split,
         STAGES=tile.stages,
         BY_ROW=weight.by_row,
-        FAST=fast and weight.fast,
-        SETTLE=settle,
+        FAST=chip.fast and weight.fast,
+        SETTLE=chip.settle,
         num_warps=tile.warps,
     )
     if split > 1:
@@ -175,16 +177,16 @@ class _Tile:
     stages: int
 
 
-def _tile(tokens: int, n: int) -> _Tile:
-    """The fastest of those measured on an H200 (benchmarks/RESULTS.md)."""
+def _tile(tokens: int, n: int, chip: Chip) -> _Tile:
+    """The fastest of those measured on an H200 (benchmarks/RESULTS.md); smaller where shared memory is."""
+    if chip.shared < _LARGE:
+        return _Tile(64, min(128, max(16, triton.next_power_of_2(tokens))), 64, 4, 3)
     if tokens <= 64:
         bm = max(16, triton.next_power_of_2(tokens))
-        return _Tile(128, bm, 128, 8, 3) if n > 12800 and tokens > 32 else _Tile(64, bm, 128, 4, 3)
+        return _Tile(128, bm, 128, 8, 3) if n > 6400 and tokens > 32 else _Tile(64, bm, 128, 4, 3)
     if tokens <= 128:
         return _Tile(128, 128, 64, 8, 4) if n > 12800 else _Tile(64, 128, 128, 4, 3)
-    if n <= 6400:
-        return _Tile(64, 128, 64, 4, 4)
-    return _Tile(128, 256, 64, 8, 3) if tokens <= 512 else _Tile(64, 256, 64, 4, 3)
+    return _Tile(64, 256, 64, 4, 3)
 
 
 def _split(tokens: int, weight: PackedWeight, tile: _Tile) -> int:

@@ -1,0 +1,62 @@
+"""WKV chains on a stream of their own, one event a layer, so that an early layer never waits for a late one's chain.
+
+A chain waits for its look-up, joins the ranks' columns (on ``Parallel.ahead``) and projects. All events are recorded
+and waited for within one step, and :meth:`SideStreamPrefetch.join` brings every chain back, so a step can be captured
+whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from engram_core.backend import Prefetch
+from engram_core.layer import Engram
+from engram_core.prefetch import InlinePrefetch
+from engram_nvidia.arch import on
+
+
+class SideStreamPrefetch(Prefetch):
+    """The rules are :class:`InlinePrefetch`'s, one for each layer; only where the work runs is decided here."""
+
+    def __init__(self, layers: Sequence[Engram], max_rows: int, device: torch.device) -> None:
+        """Raises :class:`~engram_core.errors.UnsupportedConfigError` for a layer whose WKV can't run ahead."""
+        self._device = device
+        self._side = torch.Stream(device=device)
+        self._chains = {layer: InlinePrefetch([layer], max_rows) for layer in layers}
+        self._events: dict[Engram, torch.Event] = {}
+
+    def start(self, num_tokens: int) -> None:
+        """The chains' buffers are free once what the current stream holds by now is done: gates read them there."""
+        self.join()
+        with on(self._device):
+            self._side.wait_stream(torch.accelerator.current_stream(self._device))
+            with self._side:
+                for layer, chain in self._chains.items():
+                    chain.start(num_tokens)
+                    if chain.started(layer):
+                        self._events[layer] = self._side.record_event()
+
+    def started(self, layer: Engram) -> bool:
+        chain = self._chains.get(layer)
+        return chain is not None and chain.started(layer)
+
+    def wait(self, layer: Engram) -> None:
+        event = self._events.pop(layer, None)
+        if event is not None:
+            torch.accelerator.current_stream(self._device).wait_event(event)
+
+    def apply(
+        self, layer: Engram, hidden_states: torch.Tensor, hash_ids: torch.Tensor, token_mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        self.wait(layer)  # nothing where the engine waited already
+        chain = self._chains.get(layer)
+        if chain is None:
+            return layer(hidden_states, hash_ids, token_mask)  # type: ignore[no-any-return]
+        return chain.apply(layer, hidden_states, hash_ids, token_mask)
+
+    def join(self) -> None:
+        for layer, chain in self._chains.items():
+            self.wait(layer)
+            chain.join()
