@@ -97,12 +97,21 @@ class Engram(nn.Module):
             self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed)
         else:
             current = torch.accelerator.current_stream(self.backend.device)
-            stream.wait_stream(current)
+            # torch.Event, whatever kind the stream is: a torch.Stream "waits" for a torch.cuda.Event without waiting.
+            begun, ready = torch.Event(self.backend.device), torch.Event(self.backend.device)
+            begun.record(current)
+            stream.wait_event(begun)
             with stream:
                 self.table.lookup(wanted, out=rows, background=True, packed=self.wkv.accepts_packed)
-                ready = stream.record_event()
-            wanted.record_stream(stream)
+            ready.record(stream)
+            if wanted.device.type != "cpu":  # ids of a table that is gathered on the CPU
+                wanted.record_stream(stream)
         self.staged = StagedRows(rows, tokens, slot, ready, self.table.version)
+
+    def await_rows(self) -> None:
+        """Make the current stream wait for the look-up in flight, if there is one."""
+        if self.staged is not None and self.staged.ready is not None:
+            torch.accelerator.current_stream(self.backend.device).wait_event(self.staged.ready)
 
     def take_rows(self, *, ahead: bool = False) -> torch.Tensor:
         """The staged rows, whole: ``[window, C, D | W]`` on the current stream; they can be taken once.
@@ -113,11 +122,10 @@ class Engram(nn.Module):
         staged = self.staged
         if staged is None:
             raise StepError(f"layer {self.layer_id}: no rows are staged; call prepare(hash_ids) first")
+        self.await_rows()
         self.staged = None
         if staged.table_version != self.table.version:
             raise StepError(f"layer {self.layer_id}: the table was written after prepare; prepare again")
-        if staged.ready is not None:
-            torch.accelerator.current_stream(self.backend.device).wait_event(staged.ready)
         return self._exchange.join(staged.rows, staged.num_tokens, staged.slot, ahead)
 
     def project(self, rows: torch.Tensor, out: torch.Tensor | None = None, *, ahead: bool = False) -> torch.Tensor:

@@ -234,13 +234,15 @@ class EngramStep:
         self.end()
 
     def end(self) -> None:
-        """Join every chain that no layer waited for; after it nothing of the step is in flight."""
+        """Join every chain and look-up that no layer waited for; after it nothing of the step is in flight."""
         self._ended = True
         memory = self._memory
         if memory.current_step is self:
             memory.current_step = None
             if memory.prefetch is not None:
                 memory.prefetch.join()
+            for layer in memory.layers.values():
+                layer.await_rows()
 
     def wait(self, layer_id: int) -> None:
         """Make the current stream wait for this layer's chain, if one was started; other layers: nothing."""
