@@ -10,13 +10,13 @@ from engram_core.info import BackendInfo, Capability
 INFO: Final = BackendInfo(
     name="rocm",
     api_version=(1, 0),
-    summary="Triton kernels for AMD Instinct GPUs (CDNA3 gfx942, CDNA4 gfx950).",
+    summary="Triton kernels for AMD Instinct GPUs (CDNA3 gfx942, CDNA4 gfx950); never run on one yet.",
     vendor="AMD",
     device_types=("cuda",),  # torch's ROCm build calls AMD GPUs "cuda"; the probes tell the builds apart
     priority=100,
     probe="engram_rocm.probe:probe",
     factory="engram_rocm.backend:RocmBackend",
-    capabilities=frozenset(Capability),
+    capabilities=frozenset(Capability) - {Capability.HOT_ROWS},
     interpretable=True,
 )
 
