@@ -33,6 +33,7 @@ def run(script: str, *change: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_way_of_batching_gives_the_same_tokens() -> None:
     done = run("generate")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,6 +51,7 @@ engram_core.TokenBatch = Batch
 """
 
 
+@pytest.mark.slow
 def test_a_lookback_that_is_forgotten_is_noticed() -> None:
     done = run("generate", NO_LOOKBACK)
     assert done.returncode == 1, done.stderr
@@ -71,12 +73,14 @@ engine.Engine._batch = batch
 """
 
 
+@pytest.mark.slow
 def test_a_lookback_with_drafts_that_were_taken_back_is_noticed() -> None:
     done = run("generate", LOOKBACK_OF_WHAT_RAN)
     assert done.returncode == 1, done.stderr
     assert re.findall(r"^  (.*?) +OTHER TOKENS", done.stdout, re.M) == ["speculation", "all together"]
 
 
+@pytest.mark.slow
 def test_inside_deepseek_v4_of_transformers() -> None:
     pytest.importorskip("transformers", minversion="5.24")
     done = run("deepseek_v4")

@@ -37,6 +37,7 @@ def module(name: str) -> ModuleType:
     return made
 
 
+@pytest.mark.slow
 def test_the_code_of_the_document_and_of_the_example_is_typed(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     files = [DECODER / "generate.py"]
