@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from engram_core import limits
-from engram_core.checks import check_tensor, describe
+from engram_core.checks import check_disjoint, check_tensor, describe
 from engram_core.errors import InvalidArgumentError, StepError
 from engram_core.formats import BLOCK, E8M0, FP8
 from engram_core.info import BackendInfo, Reason
@@ -110,6 +110,7 @@ class Wkv(nn.Module, ABC):
             check_tensor(
                 "out", out, (rows.shape[0], self.kv_features), (self.spec.dtype,), self.device, dense_last=True
             )
+            check_disjoint("out", out, rows=rows)
         return int(rows.shape[0])
 
 

@@ -122,6 +122,12 @@ def test_wrong_operands_are_refused(wkv: Wkv, given: torch.Tensor, out: torch.Te
         wkv(given, out=out)
 
 
+def test_an_output_over_the_rows_is_refused(wkv: Wkv) -> None:
+    memory = torch.zeros(2 * N, dtype=torch.bfloat16)
+    with pytest.raises(InvalidArgumentError, match="^out: got memory that overlaps rows"):
+        wkv(memory[: 2 * K].view(2, 4, 32), out=memory.view(2, N))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
