@@ -170,7 +170,7 @@ def _time(table: Any, tokens: int, backend: EngramBackend) -> float:
 
     all_of_them()
     _settle(backend)
-    times = []
+    times: list[float] = []
     if backend.device.type == "cuda" and table.graph_safe:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

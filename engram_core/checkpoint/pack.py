@@ -55,17 +55,20 @@ def pack_table(
         "source": {"codes": _origin(codes), "scales": _origin(scales)},
     }
     target = packed_path(folder, tensors.layer_id)
-    target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
-    with _journal(target.with_name(partial.name + ".journal")) as (journal, path):
-        if target.exists():
-            return _finished(target, plan, [path, partial])
-        checksums = _resume(journal, path, partial, plan)
-        _check_space(target.parent, partial, rows * packed_width(head_dim))
-        _write(codes, scales, partial, journal, checksums, chunk, progress)
-        packed = PackedFile(target, checksums=tuple(checksums), **plan)
-        _publish(packed, partial)
-        path.unlink()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _journal(target.with_name(partial.name + ".journal")) as (journal, path):
+            if target.exists():
+                return _finished(target, plan, [path, partial])
+            checksums = _resume(journal, path, partial, plan)
+            _check_space(target.parent, partial, rows * packed_width(head_dim))
+            _write(codes, scales, partial, journal, checksums, chunk, progress)
+            packed = PackedFile(target, checksums=tuple(checksums), **plan)
+            _publish(packed, partial)
+            path.unlink()
+    except OSError as error:
+        raise TableError(f"{error.filename or partial}: {error.strerror or error}") from None
     return packed
 
 
@@ -93,11 +96,11 @@ def _journal(path: Path) -> Iterator[tuple[FileIO, Path]]:
 
 
 def _finished(target: Path, plan: dict[str, Any], leftovers: list[Path]) -> PackedFile:
+    for path in leftovers:
+        path.unlink(missing_ok=True)
     packed = PackedFile.open(target)
     held = {key: getattr(packed, key) for key in plan if key != "chunk_rows"}
     wanted = {key: value for key, value in plan.items() if key != "chunk_rows"}
-    for path in leftovers:
-        path.unlink(missing_ok=True)
     if held != wanted:
         key = next(key for key in wanted if held[key] != wanted[key])
         raise TableError(

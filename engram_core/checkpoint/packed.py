@@ -98,12 +98,15 @@ class PackedFile:
         """Read the whole file; the chunks whose checksum is another than when they were written."""
         found = []
         chunk = self.chunk_rows * self.width
-        with open(self.path, "rb") as file:
-            for index, expected in enumerate(self.checksums):
-                data = file.read(chunk)
-                report(len(data))
-                if hashlib.sha256(data).hexdigest() != expected:
-                    found.append(index)
+        try:
+            with open(self.path, "rb") as file:
+                for index, expected in enumerate(self.checksums):
+                    data = file.read(chunk)
+                    report(len(data))
+                    if hashlib.sha256(data).hexdigest() != expected:
+                        found.append(index)
+        except OSError as error:
+            raise TableError(f"{self.path}: {error.strerror or error}") from None
         return found
 
 

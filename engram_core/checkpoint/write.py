@@ -54,8 +54,8 @@ def write_checkpoint(
     if folder.exists():
         raise CheckpointError(f"{folder}: is there already; a folder that does not exist yet is needed")
     draft = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
-    draft.mkdir(parents=True)
     try:
+        draft.mkdir(parents=True)
         _fill(draft, Synthetic(config, seed), converted, progress)
         (draft / "config.json").write_text(json.dumps(hf_config(config), indent=2) + "\n", encoding="utf-8")
         if tokenizer is not None:

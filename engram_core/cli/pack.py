@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from engram_core.cli.failure import CliError, bad_input
+from engram_core.cli.failure import bad_input
 
 
 def pack(
@@ -22,13 +22,10 @@ def pack(
     with bad_input():
         from engram_core.checkpoint import Checkpoint, pack_table
 
-        try:
-            for layer_id, tensors in Checkpoint.open(path).layers(layer or None).items():
-                packed = pack_table(tensors, out, progress=not quiet)
-                print(
-                    f"layer {layer_id}: {packed.rows:,} rows of {packed.width} bytes in {packed.path}, fingerprint "
-                    f"{packed.fingerprint[:16]}"
-                )
-        except OSError as error:
-            raise CliError(f"{error.filename or out}: {error.strerror or error}") from None
+        for layer_id, tensors in Checkpoint.open(path).layers(layer or None).items():
+            packed = pack_table(tensors, out, progress=not quiet)
+            print(
+                f"layer {layer_id}: {packed.rows:,} rows of {packed.width} bytes in {packed.path}, fingerprint "
+                f"{packed.fingerprint[:16]}"
+            )
     print(f'use: EngramMemory.from_pretrained({str(path)!r}, placement="file", table_path={str(out)!r})')

@@ -228,6 +228,19 @@ def test_a_disk_that_fills_up(source: LayerTensors, out: Path, expected: EngramM
     assert packed.path.read_bytes() == expected.layers[1].table.packed.numpy().tobytes()
 
 
+def test_a_place_that_can_not_be_written(source: LayerTensors, folder: Path) -> None:
+    with pytest.raises(TableError, match="config.json/x: Not a directory"):
+        pack_table(source, folder / "config.json" / "x")
+
+
+def test_rows_without_what_says_what_they_are(source: LayerTensors, out: Path) -> None:
+    out.mkdir()
+    (out / "engram-layer-1.rows").write_bytes(b"")
+    with pytest.raises(TableError, match="rows.json: No such file or directory; a packed table is needed"):
+        pack_table(source, out)
+    assert len(list(out.iterdir())) == 1
+
+
 def test_a_checkpoint_without_the_table(folder: Path, out: Path) -> None:
     with pytest.raises(CheckpointError, match="^layer 1: no table in this checkpoint"):
         pack_table(Checkpoint.open(folder).layers(tables=False)[1], out)

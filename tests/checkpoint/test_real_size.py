@@ -1,4 +1,4 @@
-"""The measurement of tables of the real size, tried on small ones: a later session runs it on a card with one command."""
+"""The measurement of tables of the real size, tried on small ones, so that one command does it on a card."""
 
 from __future__ import annotations
 
