@@ -49,7 +49,8 @@ def to_bf16(x: F64) -> U16:
 def bf16_to_f64(bits: U16) -> F64:
     """The values of bf16 bits."""
     wide = np.asarray(bits, dtype=np.uint16).astype(np.uint32) << 16
-    return wide.view(np.float32).astype(np.float64)
+    with np.errstate(invalid="ignore"):  # signalling NaNs are values like any other here
+        return wide.view(np.float32).astype(np.float64)
 
 
 def _e4m3fn(code: int) -> float:

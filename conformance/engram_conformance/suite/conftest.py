@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if metafunc.config.getoption("engram_backend", None) is None:
-        raise pytest.UsageError(
-            "the conformance suite needs --engram-backend=NAME (engram-core backends lists the names)"
-        )
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    if config.getoption("engram_backend", None) is None:
+        raise pytest.UsageError("the suite needs --engram-backend=NAME (engram-core backends lists the names)")
