@@ -51,7 +51,7 @@ class Peers:
             return None
         source = path.read_text(encoding="utf-8")
         lines = source.splitlines()
-        parts = ["import triton", "import triton.language as tl", "_SORTED_IS_CONSTEXPR = True"]
+        parts = ["import triton", "import triton.language as tl", "_SORTED_IS_CONSTEXPR = tl.constexpr(True)"]
         for node in ast.parse(source).body:
             if isinstance(node, ast.FunctionDef) and node.name in _VLLM_KERNELS:
                 first = min(node.lineno, *(d.lineno for d in node.decorator_list))

@@ -61,6 +61,13 @@ def _fold(head, tail, HEAD: tl.constexpr, TAIL: tl.constexpr):
 
 
 @triton.jit
+def _weights(q_weight, k_weight, d, DIM: tl.constexpr):
+    """The product of the two gate weights of one copy."""
+    q = tl.load(q_weight + d, mask=d < DIM, other=0.0).to(tl.float32)
+    return q * tl.load(k_weight + d, mask=d < DIM, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _token(
     t,
     copy,
@@ -68,6 +75,8 @@ def _token(
     b,
     weight_a,
     weight_b,
+    q_weight,
+    k_weight,
     hidden,
     kv,
     token_mask,
@@ -87,6 +96,7 @@ def _token(
     TAIL: tl.constexpr,
     HAS_MASK: tl.constexpr,
     FUSED: tl.constexpr,
+    ALONE: tl.constexpr,
 ):
     token = tl.cast(t, tl.int64)
     live = t < num_kv_tokens
@@ -96,18 +106,25 @@ def _token(
     key = kv + token * kv_stride_t + copy * DIM
     value = kv + token * kv_stride_t + COPIES * DIM
     raw_a = tl.load(source + a)
-    key_a = tl.load(key + a, mask=live, other=0.0).to(tl.float32)
-    h_a = raw_a.to(tl.float32)
-    hh, kk, hk = h_a * h_a, key_a * key_a, h_a * weight_a * key_a
-    value_a = tl.load(value + a, mask=live, other=0.0)
+    key_a = tl.load(key + a, mask=live, other=0.0)
     if TAIL > 0:
         raw_b = tl.load(source + b, mask=b < DIM, other=0.0)
-        key_b = tl.load(key + b, mask=live & (b < DIM), other=0.0).to(tl.float32)
+        key_b = tl.load(key + b, mask=live & (b < DIM), other=0.0)
+    if ALONE:
+        # After the loads that come from far: these are the same for all tokens and near.
+        weight_a = _weights(q_weight, k_weight, a, DIM)
+        weight_b = _weights(q_weight, k_weight, b, DIM)
+    value_a = tl.load(value + a, mask=live, other=0.0)
+    h_a = raw_a.to(tl.float32)
+    k_a = key_a.to(tl.float32)
+    hh, kk, hk = h_a * h_a, k_a * k_a, h_a * weight_a * k_a
+    if TAIL > 0:
         value_b = tl.load(value + b, mask=live & (b < DIM), other=0.0)
         h_b = raw_b.to(tl.float32)
+        k_b = key_b.to(tl.float32)
         hh = _fold(hh, h_b * h_b, HEAD, TAIL)
-        kk = _fold(kk, key_b * key_b, HEAD, TAIL)
-        hk = _fold(hk, h_b * weight_b * key_b, HEAD, TAIL)
+        kk = _fold(kk, k_b * k_b, HEAD, TAIL)
+        hk = _fold(hk, h_b * weight_b * k_b, HEAD, TAIL)
     hh, kk, hk = _sums(hh, kk, hk, FUSED)
     dot = hk * tl.rsqrt(hh * (1.0 / DIM) + eps) * tl.rsqrt(kk * (1.0 / DIM) + eps) * (DIM**-0.5)
     gate = _sigmoid_of_root(dot, clamp)
@@ -151,27 +168,23 @@ def _gate_kernel(
     first = tl.program_id(0) // COPIES
     # [0, HEAD) is whole; [HEAD, DIM) is padded to TAIL.
     a = tl.arange(0, HEAD)
-    weight_a = tl.load(q_weight + copy * q_stride_h + a).to(tl.float32)
-    weight_a *= tl.load(k_weight + copy * k_stride_h + a).to(tl.float32)
-    if TAIL > 0:
-        b = HEAD + tl.arange(0, TAIL)
-        weight_b = tl.load(q_weight + copy * q_stride_h + b, mask=b < DIM, other=0.0).to(tl.float32)
-        weight_b *= tl.load(k_weight + copy * k_stride_h + b, mask=b < DIM, other=0.0).to(tl.float32)
-    else:
-        b = a
-        weight_b = weight_a
+    b = HEAD + tl.arange(0, TAIL) if TAIL > 0 else a
+    q_weight += copy * q_stride_h
+    k_weight += copy * k_stride_h
     if STAGES > 0:
+        weight_a = _weights(q_weight, k_weight, a, DIM)
+        weight_b = _weights(q_weight, k_weight, b, DIM)
         for t in tl.range(first, num_tokens, tl.num_programs(0) // COPIES, num_stages=STAGES):
             _token(
-                t, copy, a, b, weight_a, weight_b, hidden, kv, token_mask, out, num_kv_tokens, eps, clamp,
-                hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
-                DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED,
+                t, copy, a, b, weight_a, weight_b, q_weight, k_weight, hidden, kv, token_mask, out, num_kv_tokens,
+                eps, clamp, hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
+                DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED, False,
             )  # fmt: skip
     else:
         _token(
-            first, copy, a, b, weight_a, weight_b, hidden, kv, token_mask, out, num_kv_tokens, eps, clamp,
-            hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
-            DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED,
+            first, copy, a, b, 0.0, 0.0, q_weight, k_weight, hidden, kv, token_mask, out, num_kv_tokens,
+            eps, clamp, hidden_stride_t, hidden_stride_h, kv_stride_t, mask_stride, out_stride_t, out_stride_h,
+            DIM, COPIES, HEAD, TAIL, HAS_MASK, FUSED, True,
         )  # fmt: skip
 
 

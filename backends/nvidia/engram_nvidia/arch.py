@@ -21,14 +21,13 @@ _FIX: Final = "ENGRAM_BACKEND=reference, or device= an Ampere GPU or later (nvid
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """``capability``: (major, minor). ``fast``: weights are decoded with inline PTX. ``settle``: matrix products read
-    registers while they run (``decode.py``). ``shared``: bytes of shared memory a program may take.
+    """``capability``: (major, minor). ``fast``: weights are decoded with inline PTX. ``settle``: a Hopper, whose matrix
+    products read registers while they run (``decode.py``).
     """
 
     capability: tuple[int, int]
     fast: bool
     settle: bool
-    shared: int
 
     @property
     def mxfp8(self) -> bool:
@@ -36,13 +35,13 @@ class Chip:
         return self.capability in _MXFP8
 
 
-INTERPRETED_CHIP: Final = Chip((9, 0), fast=False, settle=False, shared=1 << 30)
+INTERPRETED_CHIP: Final = Chip((9, 0), fast=False, settle=False)
 """What Triton's interpreter stands for: an SM90 without inline PTX."""
 
 
-def of_capability(major: int, minor: int, shared: int) -> Chip:
+def of_capability(major: int, minor: int) -> Chip:
     """The chip of a compute capability."""
-    return Chip((major, minor), fast=True, settle=major == 9, shared=shared)
+    return Chip((major, minor), fast=True, settle=major == 9)
 
 
 def detect(device: torch.device) -> Chip | None:
@@ -52,7 +51,7 @@ def detect(device: torch.device) -> Chip | None:
     if device.type != "cuda" or torch.version.cuda is None:
         return None
     properties: Any = torch.cuda.get_device_properties(device)
-    return of_capability(properties.major, properties.minor, properties.shared_memory_per_block_optin)
+    return of_capability(properties.major, properties.minor)
 
 
 def reasons(chip: Chip | None, device: torch.device) -> tuple[Reason, ...]:

@@ -73,7 +73,8 @@ def _few_kernel(
     inside = token < num_tokens
 
     acc = tl.zeros([WARPS, BN, BM], tl.float32)
-    for i in range(PADDED_K // (BK * WARPS)):
+    # One stage: loads are not staged in shared memory (see above).
+    for i in tl.range(PADDED_K // (BK * WARPS), num_stages=1):
         word = tl.load(word_at + i * STEP, eviction_policy="evict_first")
         scale = tl.load(scale_at + i * (WARPS * KB))
         if K == PADDED_K:

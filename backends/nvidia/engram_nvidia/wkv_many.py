@@ -22,8 +22,6 @@ from engram_nvidia.weights import PackedWeight
 # Two programs for each of an H200's 132 multiprocessors. A constant, and not the device's own number: how K is cut, and
 # with it the last bit of a result, is the same everywhere.
 _PROGRAMS = 264
-# Shared memory of the largest tile below.
-_LARGE = 112 * 1024
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -178,8 +176,8 @@ class _Tile:
 
 
 def _tile(tokens: int, n: int, chip: Chip) -> _Tile:
-    """The fastest of those measured on an H200 (benchmarks/RESULTS.md); smaller where shared memory is."""
-    if chip.shared < _LARGE:
+    """The fastest of those measured on an H200 (benchmarks/RESULTS.md); elsewhere one that fits, not tuned."""
+    if not chip.settle:
         return _Tile(64, min(128, max(16, triton.next_power_of_2(tokens))), 64, 4, 3)
     if tokens <= 64:
         bm = max(16, triton.next_power_of_2(tokens))
