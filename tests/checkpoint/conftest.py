@@ -11,7 +11,7 @@ from models import tiny_config
 
 from engram_core import EngramConfig, EngramMemory, TokenMap
 from engram_core.backend import EngramBackend
-from engram_core.checkpoint import write_checkpoint
+from engram_core.checkpoint import Checkpoint, LayerTensors, write_checkpoint
 from engram_core.synthetic import Synthetic
 
 SEED = 5
@@ -53,3 +53,13 @@ def load(token_map: TokenMap, backend: EngramBackend) -> Callable[..., EngramMem
         return EngramMemory.from_pretrained(path, **options)  # type: ignore[arg-type]
 
     return call
+
+
+@pytest.fixture
+def source(folder: Path) -> LayerTensors:
+    return Checkpoint.open(folder).layers()[1]
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "packed"
