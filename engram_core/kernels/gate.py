@@ -6,8 +6,8 @@ over its tokens, so only hidden, key and value are read for each, all at once be
 shared by H programs that run side by side and comes from L2 for all but the first. ``dim`` is cut into two powers of
 two, so that 5120 = 4096 + 1024 wastes no lane.
 
-Everything is float32 after the loads; the result is rounded once. Masked rows and rows past ``num_kv_tokens`` are
-selected from the input's own bits, and their kv is never read.
+Everything is float32 after the loads; the result is rounded once. Masked rows and rows past ``num_kv_tokens`` are stored
+from the input's own bits, and their kv is never read.
 """
 
 from __future__ import annotations
@@ -130,10 +130,13 @@ def _token(
     gate = _sigmoid_of_root(dot, clamp)
     target = out + token * out_stride_t + copy * out_stride_h
     mixed_a = (h_a + gate * value_a.to(tl.float32)).to(tl.bfloat16)
-    tl.store(target + a, tl.where(live, mixed_a, raw_a))
+    # Two stores of which one happens: a choice between values would convert them to bf16 one by one.
+    tl.store(target + a, mixed_a, mask=live)
+    tl.store(target + a, raw_a, mask=live == 0)
     if TAIL > 0:
         mixed_b = (h_b + gate * value_b.to(tl.float32)).to(tl.bfloat16)
-        tl.store(target + b, tl.where(live, mixed_b, raw_b), mask=b < DIM)
+        tl.store(target + b, mixed_b, mask=live & (b < DIM))
+        tl.store(target + b, raw_b, mask=(live == 0) & (b < DIM))
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_kv_tokens", "eps", "clamp"])

@@ -71,6 +71,8 @@ def oracle(source: Read, tmp_path: Path) -> Iterator[types.ModuleType]:
         "mx_spec",
         "nvfp4_reference",
         "nvfp4_spec",
+        "nvfp4_schedule",
+        "mx_schedule",
         "layout",
         "qterm",
         "cvt_fp8",

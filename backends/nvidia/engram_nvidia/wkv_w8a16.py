@@ -22,8 +22,8 @@ from engram_nvidia.wkv import ColumnWkv
 from engram_nvidia.wkv_few import wkv_few
 from engram_nvidia.wkv_many import wkv_many
 
-# More tokens than this: a workspace and cuBLAS (1024: 531 us against 560; 2048: 1143 against 1002).
-_WORKSPACE_TOKENS: Final = 1024
+# More tokens than this: a workspace and cuBLAS (N = 25600, 512: 322 us against 337; 768: 467, 471; 1024: 598, 566).
+_WORKSPACE_TOKENS: Final = 768
 # Scale bytes that make no number: NaN, and for the fast decode the first that overflows to infinity.
 _NAN: Final = 255
 _INFINITE: Final = 135
