@@ -84,9 +84,13 @@ CASES = (
     _case("weights-large", "scaled", "Large dots saturate the gate on both sides.", q=40.0),
     _case("weights-small", "scaled", "Dots around the clamp 1e-6, of both signs.", q=3e-6),
     _case("dots-tiny", "scaled", "Dots far below the clamp keep their sign.", q=1e-12),
-    _case("hidden-tiny", "scaled", "Hidden states of 2**-60 are normalised.", h=2.0**-60),
+    _case(
+        "hidden-small", "scaled", "Hidden states of 2**-28 are normalised: their square is far above eps.", h=2.0**-28
+    ),
+    _case("hidden-tiny", "scaled", "Hidden states of 2**-60: their square is far below eps.", h=2.0**-60),
     _case("hidden-large", "scaled", "Hidden states of 2**50.", h=2.0**50),
-    _case("key-tiny", "scaled", "Keys of 2**-60 are normalised.", key=2.0**-60),
+    _case("key-small", "scaled", "Keys of 2**-28 are normalised: their square is far above eps.", key=2.0**-28),
+    _case("key-tiny", "scaled", "Keys of 2**-60: their square is far below eps.", key=2.0**-60),
     _case("key-large", "scaled", "Keys of 2**50.", key=2.0**50),
     _case("value-large", "scaled", "Values of 2**100 beside hidden states of 1.", v=2.0**100),
     _case("value-tiny", "scaled", "Values of 2**-130, subnormal.", v=2.0**-130),

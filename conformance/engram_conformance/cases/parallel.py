@@ -179,6 +179,15 @@ CASES = (
         needs=_DP,
         tolerance=Tolerance.REFUSAL,
     ),
+    _case(
+        "data-and-tensor-columns-24",
+        "data",
+        "Two tensor ranks in each of two data-parallel ranks, tables cut by columns.",
+        "columns-24",
+        needs=_DP | _TP,
+        counts=(4, 1),
+        tensor=2,
+    ),
     *(
         _case(
             f"sequence-{tokens}-over-{ranks}",
@@ -197,6 +206,15 @@ CASES = (
         "columns-9",
         needs=_SP,
         ranks=8,
+        tokens=13,
+    ),
+    _case(
+        "sequence-columns-15-over-4",
+        "sequence",
+        "Windows, and columns that don't divide: padded ones are cut.",
+        "columns-15",
+        needs=_SP,
+        ranks=4,
         tokens=13,
     ),
     _case(

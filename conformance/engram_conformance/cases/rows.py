@@ -78,6 +78,16 @@ CASES = (
         )
         for columns, ranks in ((24, 2), (24, 3), (24, 4), (24, 8), (15, 4), (24, 7), (9, 8), (24, 16))
     ),
+    _case(
+        "shard-spare",
+        "shard",
+        "Rows past the last head are the last rank's.",
+        core=False,
+        needs=(Capability.TENSOR_PARALLEL,),
+        columns=24,
+        ranks=4,
+        spare=37,
+    ),
     *(
         _case(
             f"placement-{name}",

@@ -7,8 +7,6 @@ from typing import Any
 from engram_conformance.cases.model import Case, Size, Tolerance
 from engram_core.info import Capability
 
-_AHEAD = frozenset({Capability.PREFETCH})
-
 
 def _case(
     name: str,
@@ -64,72 +62,6 @@ CASES = (
     _case("packed-requests", "packed", "Requests packed in one batch, continued, and padded."),
     _case("chunks", "chunks", "A sequence in chunks gives what it gives whole, within the layer's tolerance."),
     _case("composition", "composition", "A layer is its look-up, its WKV and its gate, bit for bit.", tolerance=_EXACT),
-    *(
-        _case(
-            f"ahead-order-{'-'.join(map(str, order)) or 'none'}",
-            "ahead",
-            "Run ahead, a layer gives what it gives alone.",
-            "three",
-            False,
-            needs=_AHEAD,
-            tolerance=_EXACT,
-            order=order,
-        )
-        for order in ((0, 2, 5), (5, 2, 0), (2, 0, 5), (0, 5), (2,), ())
-    ),
-    _case(
-        "ahead-one-layer", "ahead", "A model of one layer.", "one", False, needs=_AHEAD, tolerance=_EXACT, order=(3,)
-    ),
-    *(
-        _case(
-            f"ahead-rows-{tokens}",
-            "ahead",
-            "Row counts around the limit of what runs ahead.",
-            "three",
-            False,
-            needs=_AHEAD,
-            tolerance=_EXACT,
-            order=(0, 2, 5),
-            tokens=tokens,
-        )
-        for tokens in (1, 15, 16, 17, 40)
-    ),
-    _case(
-        "ahead-twice",
-        "ahead_twice",
-        "Started twice: the second start counts.",
-        "three",
-        False,
-        needs=_AHEAD,
-        tolerance=_EXACT,
-    ),
-    _case(
-        "ahead-join",
-        "ahead_join",
-        "After join nothing was started; a layer then runs plainly.",
-        "three",
-        False,
-        needs=_AHEAD,
-        tolerance=_EXACT,
-    ),
-    _case(
-        "ahead-not-started",
-        "not_started",
-        "A layer that no start named runs plainly.",
-        "three",
-        False,
-        needs=_AHEAD,
-        tolerance=_EXACT,
-    ),
-    _case(
-        "ahead-refused-argument",
-        "refused_argument",
-        "A refused argument loses nothing that was started.",
-        "three",
-        False,
-        needs=_AHEAD,
-        tolerance=_EXACT,
-    ),
     _case("wait-and-apply", "wait_apply", "`wait` and `apply` apart give what `inject` gives.", tolerance=_EXACT),
     _case("started-by-hand", "by_hand", "`start` and `end` called by the engine.", tolerance=_EXACT),
     _case("other-layers", "other_layers", "A layer without Engram returns what it got.", tolerance=_EXACT),
@@ -140,6 +72,13 @@ CASES = (
         "A second step starts while the first one's last result is still to be read.",
         "three",
         tolerance=_EXACT,
+    ),
+    _case(
+        "skipped-layer",
+        "skipped",
+        "What a step's skipped layers left behind is not taken for the next step's.",
+        "three",
+        order=(2,),
     ),
     _case("overtaken", "overtaken", "A step overtaken by a later one gives an error, never the later one's rows."),
     _case(

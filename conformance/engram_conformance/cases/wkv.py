@@ -106,6 +106,13 @@ CASES = (
     _case("rows-strided", "strided", "Rows that are a slice of a larger buffer."),
     _case("out-poisoned", "out", "`out` is filled whole, whatever lay there."),
     _case("out-strided", "out", "`out` that is a slice: only its own elements are written.", strided=True),
+    _case(
+        "reload-kinds",
+        "reload_kinds",
+        "Loading another kind of weight keeps nothing of the one before.",
+        needs=_FP8 | _BF16,
+        kinds=(("n/32", "bf16"), ("n", "fp8"), ("n/32", "fp8"), ("n/32", "bf16")),
+    ),
     _case("reload", "reload", "Loading again gives the new weights' result, and keeps nothing of the caller's."),
     _case("repeat", "repeat", "The same rows give the same bits every time, between other batches."),
 )

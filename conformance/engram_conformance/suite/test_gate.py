@@ -271,9 +271,11 @@ def test_unchanged(case: Case, subject: Subject) -> None:
 
 
 def test_repeat(case: Case, subject: Subject) -> None:
-    x, other = operands(subject), Operands.random(np.random.default_rng(0), 17, 4, 128)
+    x, others = operands(subject), [Operands.random(np.random.default_rng(0), n, 4, 128) for n in (17, 9)]
     first = run(subject, x)
     kept = first.clone()
-    run(subject, other)
+    for other in others:  # the last one of the first one's shape
+        run(subject, other)
+        subject.same(first, kept, "the first call's result, after another")
     subject.same(run(subject, x), kept, "a second call")
     subject.same(first, kept, "the first call's result, after others")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from dataclasses import replace
 
 import torch
@@ -16,7 +17,6 @@ from engram_conformance.cases import Case
 from engram_conformance.data import model
 from engram_conformance.driver import Work, same
 from engram_conformance.subject import Subject
-from engram_core.memory import EngramMemory
 from engram_core.registry import get_backend
 
 
@@ -26,17 +26,18 @@ def _work(case: Case, seed: int = 0, geometry: str | None = None) -> Work:
 
 def test_ten_times(case: Case, subject: Subject) -> None:
     work, first = _work(case), None
-    dropped: list[weakref.ref[EngramMemory]] = []
+    dropped: list[weakref.ref[object]] = []
     for _ in range(10):
         memory = subject.memory(work.model)
         results = {layer_id: out.clone() for layer_id, out in work.run(subject, memory).items()}
-        dropped.append(weakref.ref(memory))
-        del memory
+        kept = [memory, *memory.layers.values(), *(layer.table for layer in memory.layers.values())]
+        dropped += map(weakref.ref, kept)
+        del memory, kept
         first = first or results
         same(subject, results, first)
     gc.collect()
-    alive = sum(ref() is not None for ref in dropped)
-    assert not alive, f"{alive} of 10 dropped memories are still alive: something keeps them"
+    alive = Counter(type(held).__name__ for ref in dropped if (held := ref()) is not None)
+    assert not alive, f"of 10 dropped memories are still alive: {dict(alive)}; something keeps them"
 
 
 def test_side_by_side(case: Case, subject: Subject) -> None:

@@ -197,7 +197,8 @@ def _padded(subject: Subject, memory: EngramMemory, work: Work, window: slice, s
     real, results = window.stop - window.start, {}
     with memory.step(work.batch(subject.device)) as step:
         for layer_id in memory.layers:
-            hidden = subject.poisoned(slot, *work.hidden[layer_id].shape[1:])
+            # -0.0 would become +0.0 in h + gate * 0.
+            hidden = torch.full_like(subject.poisoned(slot, *work.hidden[layer_id].shape[1:]), -0.0)
             hidden[:real] = work.states(subject, layer_id, window)
             out = step.inject(layer_id, hidden)
             subject.same(out[real:], hidden[real:], f"layer {layer_id}, padding")

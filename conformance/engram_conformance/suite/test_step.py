@@ -81,71 +81,6 @@ def test_composition(case: Case, subject: Subject) -> None:
         subject.same(whole[layer_id], out, f"layer {layer_id}")
 
 
-def test_ahead(case: Case, subject: Subject) -> None:
-    work, memory = _work(case), _memory(case, subject, prefetch_rows=16)
-    assert memory.prefetch is not None, "prefetch is declared, and no layer runs ahead"
-    want = plain(subject, memory, work)
-    for _ in range(2):
-        same(subject, work.run(subject, memory, case.params["order"]), want)
-    # With nothing left over from a step whose layers were skipped:
-    same(subject, plain(subject, memory, work), want)
-    work.judge(subject, want)
-
-
-def test_ahead_twice(case: Case, subject: Subject) -> None:
-    first, second = _work(case, 9), _work(case, 9, seed=1)
-    memory = _memory(case, subject)
-    want = plain(subject, memory, second)
-    assert memory.prefetch is not None
-    for work in (first, second):
-        for index, layer in enumerate(memory.layers.values()):
-            layer.prepare(bridge.tensor(work.ids()[:, index], layer.table.ids_device, torch.int32))
-        memory.prefetch.start(9)
-    ids = bridge.tensor(second.ids(), subject.device, torch.int32)
-    for index, (layer_id, layer) in enumerate(memory.layers.items()):
-        got = memory.prefetch.forward(layer, second.states(subject, layer_id), ids[:, index])
-        subject.same(got, want[layer_id], f"layer {layer_id}")
-    memory.prefetch.join()
-
-
-def test_ahead_join(case: Case, subject: Subject) -> None:
-    work, memory = _work(case), _memory(case, subject)
-    want = plain(subject, memory, work)
-    assert memory.prefetch is not None
-    ids = bridge.tensor(work.ids(), "cpu", torch.int32)
-    for index, layer in enumerate(memory.layers.values()):
-        layer.prepare(ids[:, index].to(layer.table.ids_device))
-    memory.prefetch.start(9)
-    memory.prefetch.join()
-    for index, (layer_id, layer) in enumerate(memory.layers.items()):
-        assert not memory.prefetch.started(layer), "a chain is still started after join"
-        got = memory.prefetch.forward(layer, work.states(subject, layer_id), ids[:, index].to(layer.table.ids_device))
-        subject.same(got, want[layer_id], f"layer {layer_id}")
-
-
-def test_not_started(case: Case, subject: Subject) -> None:
-    work, memory = _work(case), _memory(case, subject)
-    layers = list(memory.layers.values())
-    want, ids = plain(subject, memory, work), bridge.tensor(work.ids(), "cpu", torch.int32)
-    ahead = subject.backend.prefetch(layers[:2], 16)
-    layers[0].prepare(ids[:, 0].to(layers[0].table.ids_device))  # the second is not staged, the third not ahead's
-    ahead.start(9)
-    for index, layer in enumerate(layers):
-        got = ahead.forward(layer, work.states(subject, layer.layer_id), ids[:, index].to(layer.table.ids_device))
-        subject.same(got, want[layer.layer_id], f"layer {layer.layer_id}")
-    ahead.join()
-
-
-def test_refused_argument(case: Case, subject: Subject) -> None:
-    work, memory = _work(case), _memory(case, subject)
-    want = plain(subject, memory, work)
-    with memory.step(work.batch(subject.device)) as step:
-        for layer_id in memory.layers:
-            with subject.raises("hidden_states"):
-                step.inject(layer_id, work.states(subject, layer_id).float())
-            subject.same(step.inject(layer_id, work.states(subject, layer_id)), want[layer_id], f"layer {layer_id}")
-
-
 def test_wait_apply(case: Case, subject: Subject) -> None:
     work, memory = _work(case), _memory(case, subject)
     want = work.run(subject, memory)
@@ -183,6 +118,14 @@ def test_no_prefetch(case: Case, subject: Subject) -> None:
     ahead, without = _memory(case, subject), _memory(case, subject, prefetch_rows=0)
     assert without.prefetch is None
     same(subject, work.run(subject, ahead), work.run(subject, without))
+
+
+def test_skipped(case: Case, subject: Subject) -> None:
+    first, second = _work(case), _work(case, seed=1)
+    for rows in (0, 16):
+        memory = _memory(case, subject, prefetch_rows=rows)
+        first.run(subject, memory, case.params["order"])
+        second.judge(subject, second.run(subject, memory), who=", after a step that skipped it")
 
 
 def test_two_steps(case: Case, subject: Subject) -> None:

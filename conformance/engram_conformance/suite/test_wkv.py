@@ -190,6 +190,19 @@ def test_reload(case: Case, subject: Subject) -> None:
     subject.judge(oracle.check_wkv(got, ref, size, rig.shape.k, random=True))
 
 
+def test_reload_kinds(case: Case, subject: Subject) -> None:
+    rig, tokens = Rig(case, subject), 17
+    rig.judge(rig.wkv(rig.rows(tokens)), tokens)
+    for scale_rows, kind in case.params["kinds"]:
+        other = numbers(case.geometry, scale_rows, kind)
+        _load(rig.wkv, other, subject.device)
+        ref, size = oracle.wkv(oracle.bf16_to_f64(rig.data.rows[:tokens]), other.weight)
+        got = bridge.bits(rig.wkv(rig.rows(tokens)))
+        subject.judge(
+            oracle.check_wkv(got, ref, size, rig.shape.k, random=True, name=f"kv of {kind}, scales {scale_rows}")
+        )
+
+
 def test_repeat(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject)
     first = rig.wkv(rig.rows(20)).clone()
