@@ -45,7 +45,7 @@ def test_the_code_of_the_document_and_of_the_example_is_typed(tmp_path: Path) ->
         files.append(tmp_path / f"{name}.py")
         files[-1].write_text(text, encoding="utf-8")
     # torch.cuda.CUDAGraph has no types; elsewhere that is said by a comment, which would then be one too many.
-    loose = ("--allow-untyped-calls", "--no-warn-unused-ignores")
+    loose = ("--allow-untyped-calls", "--no-warn-unused-ignores", "--cache-dir", str(ROOT / ".mypy_cache" / "engines"))
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--strict", *loose, *map(str, files)],
         capture_output=True,
