@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_every_kernel_in_the_interpreter() -> None:
     said = run("-m", "pytest", *quiet, *config, str(HERE / "interpreted"), interpret=True)
     print(said)  # shown where something later fails
     assert " passed" in said.splitlines()[-1]
-    assert "skipped" not in said.splitlines()[-1]
+    # Before 3.8 the interpreter has no tl.dot_scaled: that file alone is skipped.
+    old = tuple(int(part) for part in version("triton").split(".")[:2]) < (3, 8)
+    assert ("1 skipped" if old else " passed in") in said.splitlines()[-1]
 
 
 @pytest.mark.parametrize("size", [2, 4, 8])
