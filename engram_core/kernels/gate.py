@@ -6,8 +6,8 @@ over its tokens, so only hidden, key and value are read for each, all at once be
 shared by H programs that run side by side and comes from L2 for all but the first. ``dim`` is cut into two powers of
 two, so that 5120 = 4096 + 1024 wastes no lane.
 
-Everything is float32 after the loads; the result is rounded once. Masked rows and rows past ``num_kv_tokens`` are stored
-from the input's own bits, and their kv is never read.
+Everything is float32 after the loads; the result is rounded once. Masked rows and rows past ``num_kv_tokens`` are
+stored from the input's own bits, and their kv is never read.
 """
 
 from __future__ import annotations
