@@ -33,7 +33,7 @@ wheel: $(VENV)/.ready          ## what users install: a file forgotten in the wh
 	cd / && $(CURDIR)/$(WHEEL_VENV)/bin/pytest --pyargs engram_conformance --engram-backend=reference -p no:cacheprovider -q
 
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt .ci/venv.sh
-	.ci/venv.sh $(VENV) --editable ".[dev,demo,conformance]"
+	.ci/venv.sh $(VENV) --editable ".[dev,demo,conformance,examples]"
 	@touch $@
 
 clean:                         ## what make made

@@ -103,6 +103,7 @@ def _shared(group: TorchCollectives) -> None:
         with memory.step(TokenBatch.single(ids)) as step:
             _close(step.inject(14, step.inject(1, hidden)), _expected(hidden, ids))
         before = [layer.table.version for layer in memory.layers.values()]
+        dist.barrier()  # the writer may not load again before the reader has looked
         memory.load_weights((n, t) for n, t in weights(config, 3).items() if "embed" in n)
         assert all(layer.table.version > v for layer, v in zip(memory.layers.values(), before, strict=True))
 
