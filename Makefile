@@ -6,12 +6,12 @@ BIN    := $(VENV)/bin
 ARGS   ?=
 export PYTHON
 
-.PHONY: run test lint unit conformance wheel clean
+.PHONY: run test lint unit conformance interpreted interpreted-nvidia interpreted-rocm wheel clean
 
 run: $(VENV)/.ready            ## the main job: Engram on real text, checked against float64
 	$(BIN)/engram-core run $(ARGS)
 
-test: lint unit conformance wheel  ## everything that CI runs
+test: lint unit conformance interpreted wheel  ## everything that CI runs
 
 lint: $(VENV)/.ready           ## style and types, before anything slow
 	$(BIN)/ruff check .
@@ -23,6 +23,14 @@ unit: $(VENV)/.ready           ## the project's own tests, on the checkout
 
 conformance: $(VENV)/.ready    ## the suite that a backend author runs, on the reference
 	$(BIN)/pytest --pyargs engram_conformance --engram-backend=reference -p no:cacheprovider -q
+
+# The kernels of both GPU backends in Triton's interpreter, small cases, each on one core.
+interpreted: $(VENV)/.ready
+	$(MAKE) --no-print-directory -j2 interpreted-nvidia interpreted-rocm
+
+interpreted-nvidia interpreted-rocm: interpreted-%:
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest --pyargs engram_conformance --engram-backend=$* --engram-device=cpu \
+		--engram-size=small -p no:cacheprovider -q
 
 wheel: $(VENV)/.ready          ## what users install: a file forgotten in the wheel is found only here
 	rm -rf dist
