@@ -111,12 +111,10 @@ def repair() -> None:
     builder = upstream.InterpreterBuilder
     if getattr(builder, "_engram_repaired", False):
         return
-    builder.cast_impl = _quiet(_cast)
-    builder.create_fp_to_fp = _quiet(_cast)
-    builder.binary_op = _quiet(_binary(builder.binary_op))
-    builder.unary_op = _quiet(builder.unary_op)
-    builder.ternary_op = _quiet(builder.ternary_op)
-    builder.create_rsqrt = _quiet(builder.create_rsqrt)
-    builder.create_dot = _quiet(_dot(builder.create_dot))
+    builder.cast_impl = _cast
+    builder.create_fp_to_fp = _cast
+    builder.binary_op = _binary(builder.binary_op)
+    builder.create_dot = _dot(builder.create_dot)
+    upstream.GridExecutor.__call__ = _quiet(upstream.GridExecutor.__call__)
     upstream._patch_lang_tensor = _scalars(upstream._patch_lang_tensor)
     builder._engram_repaired = True
