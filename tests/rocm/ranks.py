@@ -50,7 +50,9 @@ class Counting:
 
 def build(backend: str, parallel: Parallel | None = None, **changes: Any) -> EngramMemory:
     config = tiny_config(hidden_size=changes.pop("hidden_size", HIDDEN), **changes)
-    return filled(EngramMemory(config, TokenMap.identity(64, 2), backend, parallel=parallel, max_tokens=32))
+    return filled(
+        EngramMemory(config, TokenMap.identity(64, 2), backend, parallel=parallel, max_tokens=32, device="cpu")
+    )
 
 
 def inputs(tokens: int, hidden_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
