@@ -10,7 +10,11 @@ def _case(name: str, says: str, tolerance: Tolerance = Tolerance.EXACT, geometry
 
 
 CASES = (
-    _case("ten-times", "A memory made, run and dropped ten times: the same bits, and nothing is kept alive."),
+    _case(
+        "ten-times",
+        "A memory made, run and dropped ten times: the same bits, and nothing is kept alive.",
+        geometry="one",
+    ),
     _case("side-by-side", "Memories of two geometries, used in turn.", Tolerance.LAYER),
     _case("own-object", "A backend object made apart from the registry's gives the same bits."),
     _case("same-object", "The registry gives one object for a name and a device, whose device has an index."),

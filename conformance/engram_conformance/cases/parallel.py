@@ -64,7 +64,7 @@ CASES = (
     ),
     *(
         _case(
-            f"tensor-{ranks}", "tensor", "Every layer of a step on every rank.", "columns-24", ranks=ranks, tokens=(9,)
+            f"tensor-{ranks}", "tensor", "Every layer of a step on every rank.", "columns-24", ranks=ranks, tokens=(5,)
         )
         for ranks in (1, 2, 3, 4, 8)
     ),

@@ -21,7 +21,7 @@ from engram_core.registry import get_backend
 
 
 def _work(case: Case, seed: int = 0, geometry: str | None = None) -> Work:
-    return Work.make(model(geometry or case.geometry), case.seed + seed, 9)
+    return Work.make(model(geometry or case.geometry), case.seed + seed, 5)
 
 
 def test_ten_times(case: Case, subject: Subject) -> None:
@@ -43,7 +43,7 @@ def test_ten_times(case: Case, subject: Subject) -> None:
 def test_side_by_side(case: Case, subject: Subject) -> None:
     works = [_work(case), _work(case, geometry="three")]
     memories = [subject.memory(work.model) for work in works]
-    for seed in range(3):
+    for seed in range(2):
         for name, memory in zip((case.geometry, "three"), memories, strict=True):
             work = _work(case, seed, name)
             work.judge(subject, work.run(subject, memory))
