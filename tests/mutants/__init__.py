@@ -1,0 +1,5 @@
+"""Wrong backends: single-fault mutants of the reference, to show that the conformance suite catches them.
+
+A suite that every backend passes proves nothing. Each mutant is data (:class:`mutants.model.Mutant`): one line of the
+reference backend, or of the core's definitions that it inherits, and what stands there instead.
+"""
