@@ -40,6 +40,8 @@ class EngramMemory:
     Raises :class:`UnsupportedConfigError` with all reasons where the backend can't do this; nothing is allocated.
     """
 
+    # Tensors made in inference mode count no writes, so a table reloaded later would pass for the one looked up before.
+    @torch.inference_mode(False)
     def __init__(
         self,
         config: EngramConfig,
