@@ -89,8 +89,14 @@ CASES = (
     _case("reload-table", "reload", "A table reloaded within a step: the new result or an error.", what="table"),
     _case("reload-gate", "reload", "Gate weights reloaded within a step: the new result or an error.", what="gate"),
     _case("reload-between", "reload_between", "All weights reloaded between steps: the new result."),
-    _case("inference-mode", "inference", "Under torch.inference_mode, made and reloaded there.", mode="inference"),
-    _case("no-grad", "inference", "Under torch.no_grad.", mode="no-grad"),
+    _case(
+        "inference-mode",
+        "inference",
+        "Under torch.inference_mode, made and reloaded there.",
+        mode="inference",
+        what="table",
+    ),
+    _case("no-grad", "inference", "Under torch.no_grad.", mode="no-grad", what="table"),
     _case(
         "pipeline-stage",
         "stage",

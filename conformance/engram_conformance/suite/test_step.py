@@ -219,6 +219,7 @@ def test_inference(case: Case, subject: Subject) -> None:
     mode = torch.inference_mode if case.params["mode"] == "inference" else torch.no_grad
     with mode():
         test_whole(case, subject)
+        test_reload(case, subject)
     memory = _memory(case, subject)
     with mode():
         work = _work(case)
