@@ -32,7 +32,8 @@ class ColumnWkv(Wkv):
         self._dense: torch.Tensor | None = None
 
     def store(self, weight: torch.Tensor, scale: torch.Tensor | None) -> None:
-        with on(self.device):
+        # In inference mode, since what was loaded in it can be written in no other.
+        with on(self.device), torch.inference_mode():
             part = weight[self.columns]
             if scale is None:
                 self.keep_dense(part)
