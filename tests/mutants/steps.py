@@ -128,10 +128,10 @@ MUTANTS = (
     _m(
         name="reload-inference-mode",
         function="engram_core.table:EngramTable.version",
-        says="a table made under inference mode has no version",
-        old="0 if self.packed.is_inference() else self.packed._version",
-        new="self.packed._version",
-        cases=("step-inference-mode",),
+        says="a reload of the table under inference mode is not noticed",
+        old="0 if self.packed.is_inference()",
+        new="0 if torch.is_inference_mode_enabled()",
+        cases=("step-reload-table-inference",),
     ),
     _m(
         name="reload-gate-first-stays",

@@ -88,6 +88,16 @@ CASES = (
     _case("reload-wkv", "reload", "WKV weights reloaded within a step: the new result or an error.", what="wkv"),
     _case("reload-table", "reload", "A table reloaded within a step: the new result or an error.", what="table"),
     _case("reload-gate", "reload", "Gate weights reloaded within a step: the new result or an error.", what="gate"),
+    *(
+        _case(
+            f"reload-{what}-inference",
+            "reload",
+            "Reloaded within a step, all of it under torch.inference_mode: the new result or an error.",
+            what=what,
+            inference=True,
+        )
+        for what in ("wkv", "table", "gate")
+    ),
     _case("reload-between", "reload_between", "All weights reloaded between steps: the new result."),
     _case(
         "inference-mode",

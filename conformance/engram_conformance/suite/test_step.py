@@ -176,6 +176,11 @@ def test_stale(case: Case, subject: Subject) -> None:
 
 
 def test_reload(case: Case, subject: Subject) -> None:
+    with torch.inference_mode(case.params.get("inference", False)):
+        _reload(case, subject)
+
+
+def _reload(case: Case, subject: Subject) -> None:
     what, work, memory = case.params["what"], _work(case), _memory(case, subject)
     fresh = model(case.geometry, seed=2)
     keep = {"wkv": "wkv.", "table": "embed.", "gate": "_weight"}[what]
