@@ -85,7 +85,13 @@ def test_broken_pipe(args: list[str], unbuffered: str) -> None:
 def test_interrupt(small: list[str]) -> None:
     small[small.index("--text") + 1] = "-"
     child = subprocess.Popen(
-        [*COMMAND, *small], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *small],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A job in the background is started with SIGINT ignored, and a child would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         status = Path(f"/proc/{child.pid}/wchan")
