@@ -16,7 +16,8 @@ INFO: Final = BackendInfo(
     priority=100,
     probe="engram_nvidia.probe:probe",
     factory="engram_nvidia.backend:NvidiaBackend",
-    capabilities=frozenset(Capability),
+    # Not hot rows: tables of every placement are read as they are.
+    capabilities=frozenset(Capability) - {Capability.HOT_ROWS},
     interpretable=True,
 )
 
