@@ -20,7 +20,12 @@ lint: $(VENV)/.ready           ## style and types, before anything slow
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-unit: $(VENV)/.ready           ## the project's own tests, on the checkout
+# The sources against which the FlashInfer call is tested; installing it would bring CUDA.
+FLASHINFER := .peers/flashinfer_python-0.7.4-py3-none-any.whl
+$(FLASHINFER): | $(VENV)/.ready
+	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --dest .peers flashinfer-python==0.7.4
+
+unit: $(VENV)/.ready $(FLASHINFER) ## the project's own tests, on the checkout
 	$(BIN)/pytest -n 2 $(ARGS)
 
 conformance: $(VENV)/.ready    ## the suite that a backend author runs, on the reference
