@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def byte_progress(what: str, total: int, enabled: bool = True, done: int = 0) -> Iterator[Callable[[int], None]]:
+def byte_progress(what: str, total: int | None, enabled: bool = True, done: int = 0) -> Iterator[Callable[[int], None]]:
     """A function to call with the bytes just handled.
 
-    Shown on standard error, where that is a terminal and ``enabled``; otherwise nothing is written at all. ``done``:
-    bytes that an earlier run handled.
+    Shown on standard error, where that is a terminal and ``enabled``; otherwise nothing is written at all. ``total``:
+    None where nobody knows. ``done``: bytes that an earlier run handled.
     """
     if not enabled or sys.stderr is None or not sys.stderr.isatty():
         yield lambda count: None

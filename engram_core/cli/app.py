@@ -10,6 +10,7 @@ from engram_core._version import __version__
 from engram_core.cli.backends import backends
 from engram_core.cli.conformance import conformance
 from engram_core.cli.doctor import doctor
+from engram_core.cli.hot_rows import hot_rows
 from engram_core.cli.inspect import inspect
 from engram_core.cli.make_checkpoint import make_checkpoint
 from engram_core.cli.pack import pack
@@ -21,7 +22,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done; 1 a check failed; 2 bad usage or input; 3 the backend can't run here.",
 )
-for command in (run, backends, doctor, conformance, inspect, pack, make_checkpoint):
+for command in (run, backends, doctor, conformance, inspect, pack, make_checkpoint, hot_rows):
     app.command()(command)
 
 

@@ -88,14 +88,19 @@ def check_rows(config: EngramConfig, path: str | None) -> HashLayout:
 
 def read_tokens(path: str | None, text: Text, config: EngramConfig) -> Tokens:
     """Tokenise ``text`` as the model would, and map the whole vocabulary."""
+    source, tokenizer, token_map = read_tokenizer(path, config)
+    return Tokens(source, _encode(tokenizer, text), token_map)
+
+
+def read_tokenizer(path: str | None, config: EngramConfig) -> tuple[str, Tokenizer, TokenMap]:
+    """The file's name, the tokenizer, and its map, which is the configuration's; ``None``: DeepSeek V4's."""
     source = str(shipped_tokenizer()) if path is None else path
     with bad_input():
         tokenizer = load_tokenizer(source)
     with bad_input(source):
         token_map = TokenMap.from_tokenizer(tokenizer, config.pad_token_id)
         check_token_map(config, token_map)
-    ids = _encode(tokenizer, text)
-    return Tokens(source, ids, token_map)
+    return source, tokenizer, token_map
 
 
 def _encode(tokenizer: Tokenizer, text: Text) -> list[int]:
