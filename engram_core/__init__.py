@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from engram_core.hashing import NgramHasher as NgramHasher
     from engram_core.hashing import TokenBatch as TokenBatch
     from engram_core.hookspecs import hookimpl as hookimpl
+    from engram_core.hot import HotRows as HotRows
     from engram_core.info import (
         API_VERSION as API_VERSION,
     )
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from engram_core.layer import Engram as Engram
     from engram_core.layout import HashLayout as HashLayout
     from engram_core.memory import EngramMemory as EngramMemory
-    from engram_core.memory import EngramStep as EngramStep
     from engram_core.parallel import (
         Collectives as Collectives,
     )
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from engram_core.registry import (
         use_backend as use_backend,
     )
+    from engram_core.step import EngramStep as EngramStep
     from engram_core.table import EngramTable as EngramTable
     from engram_core.tokens import TokenMap as TokenMap
 
@@ -85,10 +86,11 @@ _HOME = {
     "EngramConfig": "config",
     "EngramError": "errors",
     "EngramMemory": "memory",
-    "EngramStep": "memory",
+    "EngramStep": "step",
     "EngramTable": "table",
     "GateWeights": "backend",
     "HashLayout": "layout",
+    "HotRows": "hot",
     "NgramHasher": "hashing",
     "Parallel": "parallel",
     "Prefetch": "backend",

@@ -217,3 +217,7 @@ class EngramBackend(ABC):
         for layer in layers:
             for count in token_counts:
                 layer.dry_run(count)
+        # A communicator connects on its first exchange, which must not happen while a graph is captured.
+        found = {id(layer.parallel.ahead): layer.parallel.ahead for layer in layers}
+        for ahead in (group for group in found.values() if group is not None):
+            ahead.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device), 0)

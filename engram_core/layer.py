@@ -76,11 +76,14 @@ class Engram(nn.Module):
             device=backend.device,
         )
 
-    def prepare(self, hash_ids: torch.Tensor, slot_tokens: int | None = None) -> None:
+    def prepare(
+        self, hash_ids: torch.Tensor, slot_tokens: int | None = None, host_ids: torch.Tensor | None = None
+    ) -> None:
         """Look up the rows of ``hash_ids`` ``[T, C]`` into :attr:`staged`, on the look-up stream if there is one.
 
         ``slot_tokens``: with tables sharded over data-parallel ranks, the largest T among them (a rank without tokens
-        calls this too). Raises :class:`InvalidArgumentError` for more than ``max_tokens``.
+        calls this too). ``host_ids``: the same ids in CPU memory, where the table can use them.
+        Raises :class:`InvalidArgumentError` for more than ``max_tokens``.
         """
         ids = check_tensor("hash_ids", hash_ids, ("T", self.table.spec.columns), INDEX_DTYPES, self.table.ids_device)
         tokens = int(ids.shape[0])
@@ -94,7 +97,7 @@ class Engram(nn.Module):
         stream = self.backend.lookup_stream()
         ready = None
         if stream is None:
-            self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed)
+            self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed, host_ids=host_ids)
         else:
             current = torch.accelerator.current_stream(self.backend.device)
             # torch.Event, whatever kind the stream is: a torch.Stream "waits" for a torch.cuda.Event without waiting.
@@ -102,7 +105,7 @@ class Engram(nn.Module):
             begun.record(current)
             stream.wait_event(begun)
             with stream:
-                self.table.lookup(wanted, out=rows, background=True, packed=self.wkv.accepts_packed)
+                self.table.lookup(wanted, out=rows, background=True, packed=self.wkv.accepts_packed, host_ids=host_ids)
             ready.record(stream)
             if wanted.device.type != "cpu":  # ids of a table that is gathered on the CPU
                 wanted.record_stream(stream)

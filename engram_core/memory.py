@@ -1,25 +1,27 @@
-"""EngramMemory: all Engram layers of a model (or of one pipeline stage), and EngramStep, one forward pass over them."""
+"""EngramMemory: all Engram layers of a model, or of one pipeline stage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 
 import torch
 
 from engram_core.backend import EngramBackend
-from engram_core.checks import check_tensor, describe
+from engram_core.checks import describe
 from engram_core.config import EngramConfig
-from engram_core.errors import InvalidArgumentError, StepError, UnsupportedConfigError
+from engram_core.errors import InvalidArgumentError, UnsupportedConfigError
 from engram_core.hashing import NgramHasher, TokenBatch, TorchHasher, check_token_map, with_lookback
+from engram_core.hot import HotRows
 from engram_core.layer import Engram
 from engram_core.layout import HashLayout
 from engram_core.parallel import Parallel
 from engram_core.registry import get_backend
 from engram_core.shared import barrier
 from engram_core.specs import GateWeights, Problem, TableSpec, WkvSpec
+from engram_core.step import EngramStep
+from engram_core.table import is_capturing
 from engram_core.tokens import TokenMap
 from engram_core.weights import load_weights
 
@@ -104,8 +106,11 @@ class EngramMemory:
         self.prefetch = self.backend.prefetch(ahead, prefetch_rows) if ahead else None
         self.prefetch_rows = prefetch_rows
         self.current_step: EngramStep | None = None
-        needs_host = any(layer.table.ids_device != self.backend.device for layer in self.layers.values())
-        self._host_hasher = TorchHasher(self.layout, token_map, torch.device("cpu")) if needs_host else None
+        tables = [layer.table for layer in self.layers.values()]
+        self._needs_host = any(table.ids_device != self.backend.device for table in tables)
+        self._host_ids_from = min((t.host_ids_from for t in tables if t.host_ids_from is not None), default=None)
+        hashes = self._needs_host or self._host_ids_from is not None
+        self._host_hasher = TorchHasher(self.layout, token_map, torch.device("cpu")) if hashes else None
 
     @classmethod
     def from_pretrained(
@@ -145,6 +150,8 @@ class EngramMemory:
         taken = load_weights(self.layers, weights)
         if any(layer.table.spec.placement == "shared" for layer in self.layers.values()):
             barrier(self.parallel, self.backend.device)
+            for layer in self.layers.values():
+                layer.table.settle()
         return taken
 
     def warmup(self, token_counts: Sequence[int]) -> None:
@@ -167,119 +174,35 @@ class EngramMemory:
         return EngramStep(self, batch, token_mask, slot_tokens)
 
     def hash_on_host(self, batch: TokenBatch) -> torch.Tensor | None:
-        """Hash ids in CPU memory where some table is gathered there, from ``batch.host`` (never by reading back)."""
+        """Hash ids in CPU memory where some table is gathered there, from ``batch.host`` (never by reading back).
+
+        A table that can also be read by the device takes them for large batches, where they are given.
+        """
         if self._host_hasher is None:
             return None
         host = batch if batch.device.type == "cpu" else batch.host
+        if not self._needs_host:
+            least = self._host_ids_from
+            if host is None or least is None or len(batch) < least or is_capturing(self.backend.device):
+                return None
         if host is None:
             raise InvalidArgumentError(
                 "batch.host", "None", "the batch in CPU tensors: a table here is gathered on the CPU"
             )
         return self._host_hasher(with_lookback(host, self.layout.max_ngram_size - 1))
 
+    def cache_rows(self, hot: HotRows | str | Path) -> dict[int, int]:
+        """Serve the most frequent rows of ``hot`` from device memory, as many a layer as ``cache_bytes`` holds.
 
-class EngramStep:
-    """One forward pass: hash ids, row look-ups and WKV chains, then the gate of each layer as the decoder reaches it.
-
-    Raises :class:`StepError` if it is used before it starts, after it ends, or after a later step started: buffers are
-    the memory's, one step's at a time.
-    """
-
-    def __init__(
-        self, memory: EngramMemory, batch: TokenBatch, token_mask: torch.Tensor | None, slot_tokens: int | None
-    ) -> None:
-        if not isinstance(batch, TokenBatch):
-            raise InvalidArgumentError("batch", describe(batch), "a TokenBatch")
-        if len(batch) > memory.max_tokens:
-            raise InvalidArgumentError("batch", f"{len(batch)} tokens", f"at most max_tokens = {memory.max_tokens}")
-        if token_mask is not None:
-            check_tensor("token_mask", token_mask, (len(batch),), (torch.bool,), memory.backend.device)
-        elif batch.dead is not None:
-            token_mask = ~batch.dead
-        self._memory = memory
-        self._batch = batch
-        self._slot_tokens = slot_tokens
-        self._started = self._ended = False
-        self.token_mask = token_mask
-        self.hash_ids: dict[int, torch.Tensor] = {}
-
-    def start(self) -> None:
-        """Hash the batch, look up every layer's rows, and start the WKV chains where the batch is small enough.
-
-        Called on entering the context, or instead of that by an engine for which it must be an eager break; such an
-        engine calls :meth:`end` when the pass is over.
+        ``hot``: a file that ``engram-core hot-rows`` made, or what was read from it. Replaces what was cached, between
+        steps and under captured graphs too; no result changes. Returns the rows kept, by layer. Raises
+        :class:`TableError` for counts of another model or tokenizer, or a memory without ``cache_bytes``, before
+        anything is replaced.
         """
-        memory, batch = self._memory, self._batch
-        if self._started:
-            raise StepError("start: this step was started already; make a new one for each forward pass")
-        on_device = memory.hasher(batch)
-        on_host = memory.hash_on_host(batch)
-        memory.current_step = self
-        self._started = True
-        for layer_id, layer in memory.layers.items():
-            source = on_device if layer.table.ids_device == memory.backend.device else on_host
-            assert source is not None  # hash_on_host gives them wherever a table wants them
-            ids = source[:, memory.layout.index(layer_id)]
-            layer.prepare(ids, self._slot_tokens)
-            self.hash_ids[layer_id] = ids
-        if memory.prefetch is not None:
-            memory.prefetch.start(len(batch))
-
-    def __enter__(self) -> EngramStep:
-        if not self._started:
-            self.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
-        """Join every chain and look-up that no layer waited for; after it nothing of the step is in flight."""
-        self._ended = True
-        memory = self._memory
-        if memory.current_step is self:
-            memory.current_step = None
-            if memory.prefetch is not None:
-                memory.prefetch.join()
-            for layer in memory.layers.values():
-                layer.await_rows()
-
-    def wait(self, layer_id: int) -> None:
-        """Make the current stream wait for this layer's chain, if one was started; other layers: nothing."""
-        layer = self._layer(layer_id)
-        if layer is not None and self._memory.prefetch is not None:
-            self._memory.prefetch.wait(layer)
-
-    def apply(self, layer_id: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The gate of this layer; a layer without Engram returns ``hidden_states`` as it is."""
-        layer = self._layer(layer_id)
-        if layer is None:
-            return hidden_states
-        prefetch = self._memory.prefetch
-        if prefetch is not None and prefetch.started(layer):
-            return prefetch.apply(layer, hidden_states, self.hash_ids[layer_id], self.token_mask)
-        staged = layer.staged
-        if staged is not None and staged.table_version == layer.table.version:
-            return layer.forward_staged(hidden_states, self.token_mask)
-        # Its rows were taken or its table reloaded since: look them up again.
-        layer.prepare(self.hash_ids[layer_id], self._slot_tokens)
-        return layer.forward_staged(hidden_states, self.token_mask)
-
-    def inject(self, layer_id: int, hidden_states: torch.Tensor) -> torch.Tensor:
-        """:meth:`wait`, then :meth:`apply`."""
-        self.wait(layer_id)
-        return self.apply(layer_id, hidden_states)
-
-    def _layer(self, layer_id: int) -> Engram | None:
-        if self._memory.current_step is not self:
-            if self._ended:
-                raise StepError("step: it has ended")
-            raise StepError(
-                "step: a later step overtook it" if self._started else "step: call start() or enter it first"
-            )
-        return self._memory.layers.get(layer_id)
+        found = hot if isinstance(hot, HotRows) else HotRows.load(hot)
+        found.check(self.layout, self.token_map)
+        wanted = {layer_id: found.most(layer_id, layer.table.spec.rows) for layer_id, layer in self.layers.items()}
+        return {layer_id: self.layers[layer_id].table.cache_rows(ids) for layer_id, ids in wanted.items()}
 
 
 def _table_file(path: str | Path | Mapping[int, str | Path] | None, layer_id: int) -> str | Path | None:

@@ -27,6 +27,15 @@ def _positive(**values: object) -> None:
             raise InvalidArgumentError(name, describe(value), "a positive int")
 
 
+def _check_cache(cache_bytes: object, placement: str) -> None:
+    if isinstance(cache_bytes, bool) or not isinstance(cache_bytes, int) or cache_bytes < 0:
+        raise InvalidArgumentError("cache_bytes", describe(cache_bytes), "an int of at least 0")
+    if cache_bytes and placement not in ("host", "shared"):
+        raise InvalidArgumentError(
+            "cache_bytes", str(cache_bytes), f"0 for placement {placement!r}: hot rows are those of 'host' or 'shared'"
+        )
+
+
 @dataclass(frozen=True, eq=False)  # tensors compare element by element
 class GateWeights:
     """Weights of the gate: ``q_weight`` and ``k_weight`` ``[H, dim]`` bf16 or float32, dense, on one device.
@@ -104,7 +113,8 @@ class TableSpec:
     """One layer's table: ``rows`` of ``head_dim`` values, ``head_sizes`` rows for each hash column, in column order.
 
     ``placement``: "device", "host", "shared" or "file" (then ``path``: the packed rows one after another, all ranks'
-    rows, nothing else). ``cache_bytes``: device memory for hot rows. ``parallel``: the ranks that share the table.
+    rows, nothing else). ``cache_bytes``: device memory for hot rows of a table in host memory. ``parallel``: the ranks
+    that share the table.
     """
 
     rows: int
@@ -132,8 +142,7 @@ class TableSpec:
             raise InvalidArgumentError("placement", describe(self.placement), "device, host, shared or file")
         if (self.placement == "file") != (self.path is not None):
             raise InvalidArgumentError("path", describe(self.path), "a file for placement 'file', and only for that")
-        if isinstance(self.cache_bytes, bool) or not isinstance(self.cache_bytes, int) or self.cache_bytes < 0:
-            raise InvalidArgumentError("cache_bytes", describe(self.cache_bytes), "an int of at least 0")
+        _check_cache(self.cache_bytes, self.placement)
 
     @property
     def exchange(self) -> Parallel:
@@ -170,3 +179,4 @@ class Problem:
     def __post_init__(self) -> None:
         if self.placement not in PLACEMENTS:
             raise InvalidArgumentError("placement", describe(self.placement), "device, host, shared or file")
+        _check_cache(self.cache_bytes, self.placement)

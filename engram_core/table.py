@@ -27,8 +27,12 @@ class EngramTable:
 
     ``packed``: ``[rows, W]`` uint8; ``shard``: which rows and columns these are; ``graph_safe``: whether a look-up may
     be captured in a device graph; ``ids_device``: where :meth:`lookup` wants its ids. A backend subclasses it to gather
-    faster: it overrides :meth:`gather` alone, and may pass ``packed`` rows that it allocated itself.
+    faster: it overrides :meth:`gather` alone, and may pass ``packed`` rows that it allocated itself; for a cache of hot
+    rows also :meth:`store_cache` and :meth:`read_hits`.
     """
+
+    host_ids_from: int | None = None
+    """Tokens from which on a look-up is faster with its ids in CPU memory too; None: they are of no use."""
 
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
         self.spec = spec
@@ -109,15 +113,19 @@ class EngramTable:
         *,
         background: bool = False,
         packed: bool = False,
+        host_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Rows of this rank's columns, ``[T, columns, D]`` bf16 or, ``packed``, ``[T, columns, W]`` uint8.
 
         ``hash_ids`` ``[T, C]`` int32 or int64 of all columns, any strides, on ``ids_device``. An id that is negative,
         beyond the table or another shard's gives a zero row, and nothing is read. ``background``: other work runs
-        beside it. Raises :class:`InvalidArgumentError`, and :class:`TableError` inside a graph capture where the table
-        is not ``graph_safe``.
+        beside it. ``host_ids``: the same ids in CPU memory, for a table that can use them (:attr:`host_ids_from`).
+        Raises :class:`InvalidArgumentError`, and :class:`TableError` inside a graph capture where the table is not
+        ``graph_safe``.
         """
         ids = check_tensor("hash_ids", hash_ids, ("T", self.spec.columns), INDEX_DTYPES, self.ids_device)
+        if host_ids is not None:
+            check_tensor("host_ids", host_ids, ids.shape, INDEX_DTYPES, torch.device("cpu"))
         shape = (int(ids.shape[0]), self.shard.columns, self.spec.width if packed else self.spec.head_dim)
         dtype = torch.uint8 if packed else torch.bfloat16
         if out is None:
@@ -134,11 +142,20 @@ class EngramTable:
         if real < self.shard.columns:
             out[:, real:].zero_()
         if shape[0]:
-            self.gather(ids[:, self.shard.first : self.shard.first + real], out[:, :real], background)
+            mine = slice(self.shard.first, self.shard.first + real)
+            if host_ids is None or self.host_ids_from is None or shape[0] < self.host_ids_from:
+                self.gather(ids[:, mine], out[:, :real], background)
+            else:
+                self.gather(ids[:, mine], out[:, :real], background, host_ids[:, mine])
         return out
 
-    def gather(self, ids: torch.Tensor, out: torch.Tensor, background: bool) -> None:
-        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1."""
+    def gather(
+        self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
+    ) -> None:
+        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1.
+
+        ``host_ids`` is given only where :attr:`host_ids_from` allows it.
+        """
         if self.shard.rows == 0:
             out.zero_()
             return
@@ -147,6 +164,42 @@ class EngramTable:
             owned = (local >= 0) & (local < self.shard.rows)
             rows = self.packed[local.masked_fill(~owned, 0)].masked_fill_(~owned.unsqueeze(-1), 0)
             out[begin : begin + _CHUNK_TOKENS].copy_(rows if out.dtype == torch.uint8 else rows_to_bf16(rows))
+
+    def settle(self) -> None:
+        """Bring what was derived from the rows up to date; called when every rank has loaded its own."""
+
+    def cache_rows(self, ids: torch.Tensor) -> int:
+        """Serve these rows from device memory from now on instead of those before, and return how many were kept.
+
+        ``ids`` ``[n]`` int32 or int64 on the CPU, rows of the whole table, the most wanted first: of this rank's as
+        many as ``cache_bytes`` holds. No result changes, only where a row is read; a captured graph follows. To be
+        called between steps. Raises :class:`TableError` where the table was made without ``cache_bytes``, and
+        :class:`InvalidArgumentError` for an id that is no row.
+        """
+        self._check_cache("cache_rows")
+        check_tensor("ids", ids, ("n",), INDEX_DTYPES, torch.device("cpu"))
+        if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < self.spec.rows):
+            raise InvalidArgumentError(
+                "ids", f"from {int(ids.min())} to {int(ids.max())}", f"rows from 0 to {self.spec.rows - 1}"
+            )
+        return self.store_cache(ids.to(torch.int64))
+
+    def cache_hits(self) -> tuple[int, int]:
+        """Rows that the cache served and rows that were served in all, since the last call; waits for the device."""
+        self._check_cache("cache_hits")
+        return self.read_hits()
+
+    def _check_cache(self, what: str) -> None:
+        if not self.spec.cache_bytes:
+            raise TableError(f"{what}: this table has no cache of hot rows; make it with cache_bytes")
+
+    def store_cache(self, ids: torch.Tensor) -> int:
+        """:meth:`cache_rows` of checked ``ids``; a backend that declares hot rows writes it."""
+        raise NotImplementedError(f"{type(self).__name__} was given cache_bytes and has no cache of hot rows")
+
+    def read_hits(self) -> tuple[int, int]:
+        """:meth:`cache_hits`; a backend that declares hot rows writes it."""
+        raise NotImplementedError(f"{type(self).__name__} was given cache_bytes and has no cache of hot rows")
 
 
 def is_capturing(device: torch.device) -> bool:

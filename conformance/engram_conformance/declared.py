@@ -55,7 +55,9 @@ def _problem(subject: Subject, capability: Capability) -> str:
     }.get(capability, Parallel.single())
     placed = capability.value.startswith("placement_")
     placement = capability.value.removeprefix("placement_") if placed else subject.placement
-    cache = 1 << 20 if capability is Capability.HOT_ROWS else 0
+    cache = 0
+    if capability is Capability.HOT_ROWS:
+        cache, placement = 1 << 20, "host"
     reasons = subject.backend.supports(Problem(config, parallel, placement, torch.bfloat16, 64, cache))
     assert reasons, f"{capability} is not declared, and supports() gives no reason against it"
     assert all(reason.code and reason.message for reason in reasons), f"a reason without a code or message: {reasons}"

@@ -14,6 +14,7 @@ from engram_conformance.data import Model, random_hidden
 from engram_conformance.oracle.numbers import I64, U16, Mask
 from engram_conformance.subject import Subject
 from engram_core.hashing import TokenBatch
+from engram_core.hot import HotRows, hashing_fingerprint
 from engram_core.memory import EngramMemory
 
 
@@ -91,6 +92,17 @@ class Work:
                 bridge.bits(got), hidden, bounds, token_mask=self.open[window], name=f"layer {layer_id}{who}"
             )
             subject.judge(check)
+
+
+def hot_rows(memory: EngramMemory, seed: int) -> HotRows:
+    """Half of the rows of every layer, in a random order."""
+    rng = np.random.default_rng(seed)
+    ids, counts = {}, {}
+    for layer_id, layer in memory.layers.items():
+        rows = layer.table.spec.rows
+        ids[layer_id] = torch.from_numpy(rng.permutation(rows)[: rows // 2])
+        counts[layer_id] = torch.arange(rows // 2, 0, -1)
+    return HotRows(ids, counts, 1000, hashing_fingerprint(memory.layout, memory.token_map))
 
 
 def plain(subject: Subject, memory: EngramMemory, work: Work) -> dict[int, torch.Tensor]:

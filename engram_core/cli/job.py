@@ -21,7 +21,8 @@ from engram_core.hashing import TokenBatch
 if TYPE_CHECKING:
     from engram_core.cli.judge import Judge
     from engram_core.layer import Engram
-    from engram_core.memory import EngramMemory, EngramStep
+    from engram_core.memory import EngramMemory
+    from engram_core.step import EngramStep
     from engram_core.synthetic import Synthetic
 
 AHEAD_TOKENS: Final = 16

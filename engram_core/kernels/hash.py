@@ -21,6 +21,7 @@ import triton.language as tl
 
 from engram_core.checks import INDEX_DTYPES, check_tensor
 from engram_core.hashing import TokenBatch
+from engram_core.kernels.device import on
 
 if TYPE_CHECKING:
     from engram_core.layout import HashLayout
@@ -219,3 +220,15 @@ def hash_ids(batch: TokenBatch, constants: HashConstants, out: torch.Tensor | No
         num_warps=1 if few else 4,
     )
     return out
+
+
+class KernelHasher:
+    """What a GPU backend's ``create_hasher`` returns: the kernel on one device, its constants uploaded once."""
+
+    def __init__(self, layout: HashLayout, token_map: TokenMap, device: torch.device) -> None:
+        self._constants = HashConstants.of(layout, token_map, device)
+        self._device = device
+
+    def __call__(self, batch: TokenBatch) -> torch.Tensor:
+        with on(self._device):
+            return hash_ids(batch, self._constants)

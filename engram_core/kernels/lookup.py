@@ -12,6 +12,8 @@ bits moved to 26..20 are the value times 2**-120, subnormal codes included, so t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 import triton
@@ -20,6 +22,9 @@ import triton.language as tl
 from engram_core.checks import INDEX_DTYPES, check_tensor
 from engram_core.errors import InvalidArgumentError
 from engram_core.formats import BLOCK, packed_width
+
+# Columns a program and its warps where rows are read in a given order, over the bus: a few rows in flight a program.
+_ORDERED_SHAPE: Final = (4, 4)
 
 
 @triton.jit
@@ -40,12 +45,44 @@ def decode_e8m0(scale):
 
 
 @triton.jit
-def _token(
-    t,
+def _ones(x):
+    """How many bits of an int64 are set; bit 63 is not."""
+    x = x - ((x >> 1) & 0x5555555555555555)
+    x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
+    x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F
+    x = x + (x >> 8)
+    x = x + (x >> 16)
+    return (x + (x >> 32)) & 0x7F
+
+
+@triton.jit
+def _hot_rows(source, local, owned, hot, bits, ranks, counts, WIDTH: tl.constexpr):
+    """``source`` where the row is not cached, and its place in the cache where it is; both are counted."""
+    word = local >> 6
+    set_bits = tl.load(bits + word, mask=owned, other=0)
+    rank = tl.load(ranks + word, mask=owned, other=0).to(tl.int64)
+    bit = local & 63
+    hit = owned & (((set_bits >> bit) & 1) != 0)
+    one = tl.full([], 1, tl.int64)
+    slot = tl.where(hit, rank + _ones(set_bits & ((one << bit) - 1)), 0)
+    lane = (tl.program_id(0) + tl.program_id(1)) % 64
+    tl.atomic_add(counts + lane, tl.sum(hit.to(tl.int64)), sem="relaxed")
+    tl.atomic_add(counts + 64 + lane, tl.sum(owned.to(tl.int64)), sem="relaxed")
+    return tl.where(hit, hot + slot * WIDTH, source)
+
+
+@triton.jit
+def _rows(
+    token,
+    column,
+    inside,
     table,
     ids,
     out,
-    columns,
+    hot,
+    hot_bits,
+    hot_ranks,
+    hot_counts,
     start,
     stop,
     ids_stride_t,
@@ -55,27 +92,26 @@ def _token(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    BLOCK_C: tl.constexpr,
     WORD: tl.constexpr,
+    HOT: tl.constexpr,
 ):
-    column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside = column < columns
-    token = tl.cast(t, tl.int64)
     index = tl.load(ids + token * ids_stride_t + column * ids_stride_c, mask=inside, other=-1).to(tl.int64)
     owned = (index >= start) & (index < stop)
     # Clamped as well as masked: an address beyond the table is never formed.
     local = tl.where(owned, index - start, 0)
     to = token * out_stride_t + column.to(tl.int64) * out_stride_c
+    source = table + local * WIDTH
+    if HOT:
+        source = _hot_rows(source, local, owned, hot, hot_bits, hot_ranks, hot_counts, WIDTH)
     if WORD > 0:
         word: tl.constexpr = tl.int64 if WORD == 8 else tl.int32 if WORD == 4 else tl.uint8
-        source = table.to(tl.pointer_type(word)) + local * WIDTH
+        source = source.to(tl.pointer_type(word))
         target = out.to(tl.pointer_type(word)) + to
         d = tl.arange(0, BLOCK_D)
-        here = inside[:, None] & (d < WIDTH)[None, :]
+        here = inside[:, None] & (d < WIDTH // WORD)[None, :]
         words = tl.load(source[:, None] + d[None, :], mask=owned[:, None] & here, other=0)
         tl.store(target[:, None] + d[None, :], words, mask=here)
     else:
-        source = table + local * WIDTH
         target = out + to
         block = tl.arange(0, BLOCK_D // 32)
         lane = tl.arange(0, 32)
@@ -93,7 +129,12 @@ def _token(
 def _lookup_kernel(
     table,
     ids,
+    order,
     out,
+    hot,
+    hot_bits,
+    hot_ranks,
+    hot_counts,
     tokens,
     columns,
     start,
@@ -107,19 +148,52 @@ def _lookup_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     WORD: tl.constexpr,
+    ORDERED: tl.constexpr,
+    HOT: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if LOOP:
-        for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
-            _token(
-                t, table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c, out_stride_t, out_stride_c,
-                DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
+    if ORDERED:
+        total = tokens * columns
+        for part in range(tl.program_id(0), tl.cdiv(total, BLOCK_C), tl.num_programs(0)):
+            place = part * BLOCK_C + tl.arange(0, BLOCK_C)
+            inside = place < total
+            position = tl.load(order + place, mask=inside, other=0)
+            _rows(
+                (position // columns).to(tl.int64), position % columns, inside, table, ids, out,
+                hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
             )  # fmt: skip
     else:
-        _token(
-            tl.program_id(0), table, ids, out, columns, start, stop, ids_stride_t, ids_stride_c,
-            out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, BLOCK_C, WORD,
-        )  # fmt: skip
+        column = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+        if LOOP:
+            for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
+                _rows(
+                    tl.cast(t, tl.int64), column, column < columns, table, ids, out,
+                    hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                    ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
+                )  # fmt: skip
+        else:
+            _rows(
+                tl.cast(tl.program_id(0), tl.int64), column, column < columns, table, ids, out,
+                hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
+            )  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class HotSet:
+    """Rows of a table that also lie in device memory, and which they are.
+
+    ``rows`` ``[slots, W]`` uint8, in the order of their ids. ``bits`` int64 ``[ceil(rows / 64)]``: bit ``i % 64`` of
+    word ``i // 64`` is set where row ``i`` of the table (from its own first row on) is cached; ``ranks`` int32, as
+    many: cached rows before the word, so a row's slot is two loads beside each other and a count of bits. ``counts``
+    int64 ``[2, 64]``: look-ups served from here, and all that the table served, spread so that atomics don't queue.
+    """
+
+    rows: torch.Tensor
+    bits: torch.Tensor
+    ranks: torch.Tensor
+    counts: torch.Tensor
 
 
 def lookup_rows(
@@ -128,12 +202,17 @@ def lookup_rows(
     out: torch.Tensor,
     start: int = 0,
     max_programs: int | None = None,
+    *,
+    order: torch.Tensor | None = None,
+    hot: HotSet | None = None,
 ) -> torch.Tensor:
     """Fill ``out`` ``[T, C, D]`` bf16 or ``[T, C, W]`` uint8 with the rows named by ``ids`` ``[T, C]``.
 
     ``table`` ``[rows, W]`` uint8, contiguous: rows ``[start, start + rows)`` of the whole table, in memory that the
     device can read. ``ids`` int32 or int64 of any strides; one outside the window gives zero bits, and nothing is read.
-    ``max_programs`` bounds the grid, about, where other work runs beside it.
+    ``max_programs`` bounds the grid, about: where other work runs beside it, or where more rows in flight are slower.
+    ``order`` int32 ``[T * C]``: the positions ``t * C + c`` in the order in which to read them
+    (:func:`engram_core.kernels.order.address_order`). ``hot``: rows to read from there instead, bit for bit the same.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype, layout or device.
     """
     check_tensor("table", table, ("rows", "W"), (torch.uint8,))
@@ -146,6 +225,8 @@ def lookup_rows(
     packed = out.dtype == torch.uint8
     shape = (tokens, columns, width if packed else dim)
     check_tensor("out", out, shape, (torch.uint8, torch.bfloat16), ids.device, True)
+    if order is not None:
+        check_tensor("order", order, (tokens * columns,), (torch.int32,), ids.device)
     if tokens == 0 or columns == 0:
         return out
     stop = start + int(table.shape[0])
@@ -155,17 +236,23 @@ def lookup_rows(
     word = 0
     strides = (out.stride(0), out.stride(1))
     if packed:
-        apart = math.gcd(width, *strides, table.data_ptr(), out.data_ptr())
+        apart = math.gcd(width, *strides, table.data_ptr(), out.data_ptr(), hot.rows.data_ptr() if hot else 0)
         word = 8 if apart % 8 == 0 else 4 if apart % 4 == 0 else 1
         strides = (strides[0] // word, strides[1] // word)
-    span = width // word if packed else dim
     each, warps = _shape(tokens * columns)
-    parts = triton.cdiv(columns, each)
-    programs = tokens if max_programs is None else max(1, min(tokens, max_programs // parts))
-    _lookup_kernel[(programs, parts)](
+    if order is not None:
+        each, warps = _ORDERED_SHAPE
+        whole = triton.cdiv(tokens * columns, each)
+        grid = (whole if max_programs is None else min(whole, max_programs), 1)
+    else:
+        parts = triton.cdiv(columns, each)
+        grid = (tokens if max_programs is None else max(1, min(tokens, max_programs // parts)), parts)
+    _lookup_kernel[grid](
         table,
         ids,
+        ids if order is None else order,
         out,
+        *((table, ids, ids, ids) if hot is None else (hot.rows, hot.bits, hot.ranks, hot.counts)),
         tokens,
         columns,
         start,
@@ -175,11 +262,13 @@ def lookup_rows(
         strides[0],
         strides[1],
         DIM=dim,
-        WIDTH=span if packed else width,
-        BLOCK_D=triton.next_power_of_2(span),
+        WIDTH=width,
+        BLOCK_D=triton.next_power_of_2(width // word if packed else dim),
         BLOCK_C=each,
         WORD=word,
-        LOOP=programs < tokens,
+        ORDERED=order is not None,
+        HOT=hot is not None,
+        LOOP=order is None and grid[0] < tokens,
         num_warps=warps,
     )
     return out

@@ -228,7 +228,7 @@ def test_all_reasons_are_given_before_anything_is_allocated(
     config: EngramConfig, token_map: TokenMap, backend: EngramBackend
 ) -> None:
     with pytest.raises(UnsupportedConfigError, match="no-hot-rows: .*cache_bytes=5") as error:
-        EngramMemory(config, token_map, backend, cache_bytes=5)
+        EngramMemory(config, token_map, backend, "host", cache_bytes=5)
     assert [reason.code for reason in error.value.reasons] == ["no-hot-rows"]
 
 

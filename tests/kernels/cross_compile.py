@@ -32,7 +32,8 @@ from engram_core import EngramConfig, TokenBatch, TokenMap
 from engram_core.kernels import gate as gate_module
 from engram_core.kernels.gate import gate
 from engram_core.kernels.hash import HashConstants, hash_ids
-from engram_core.kernels.lookup import lookup_rows
+from engram_core.kernels.lookup import HotSet, lookup_rows
+from engram_core.kernels.order import address_order
 from engram_core.layout import HashLayout
 from engram_core.specs import GateWeights
 
@@ -81,6 +82,13 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Any]]:
         decoded = torch.empty(tokens, COLUMNS, HEAD_DIM, dtype=BF16)
         yield f"look-up T={tokens}", functools.partial(lookup_rows, table, ids, decoded)
         yield f"look-up packed T={tokens}", functools.partial(lookup_rows, table, ids, raw)
+        yield f"order T={tokens}", functools.partial(address_order, ids, 0, 384_006_168)
+        order = torch.empty(tokens * COLUMNS, dtype=torch.int32)
+        yield f"look-up ordered T={tokens}", functools.partial(lookup_rows, table, ids, decoded, order=order)
+        words = torch.empty(16, dtype=torch.int64)
+        hot = HotSet(table, words, words.to(torch.int32), torch.empty(2, 64, dtype=torch.int64))
+        yield f"look-up hot T={tokens}", functools.partial(lookup_rows, table, ids, decoded, order=order, hot=hot)
+        yield f"look-up hot packed T={tokens}", functools.partial(lookup_rows, table, ids, raw, hot=hot)
     yield "operands", functools.partial(split_rows, torch.empty(4, COLUMNS, 264, dtype=torch.uint8))
     config = EngramConfig.deepseek_v41()
     layout, identity = HashLayout.from_config(config), TokenMap.identity(config.compressed_vocab_size, 2)

@@ -70,6 +70,7 @@ def test_every_kernel_compiles_for(gpu: str) -> None:
         "_sum_kernel",
         "_expand_kernel",
         "_lookup_kernel",
+        "_order_kernel",
         "_operands_kernel",
         "_hash_kernel",
     }

@@ -34,14 +34,14 @@ MUTANTS = (
     _hash(
         name="hash-columns-head-major",
         says="columns are ordered by head, then by n-gram size",
-        old="torch.cat(columns, dim=-1)",
-        new="torch.stack(columns, dim=-1).flatten(2)",
+        old=".flatten(2)",
+        new=".transpose(2, 3).flatten(2)",
         cases=("hash-sequence-small", "hash-golden-tiny"),
     ),
     _hash(
         name="hash-no-offsets",
         says="columns are not offset to their own rows",
-        old=" + self._offsets[:, s - 1]",
+        old=".add_(self._offsets)",
         new="",
         cases=("hash-sequence-one-head", "hash-golden-tiny"),
     ),

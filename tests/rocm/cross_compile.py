@@ -32,7 +32,8 @@ from engram_core import EngramConfig, Parallel, TokenBatch, TokenMap
 from engram_core.backend import GateWeights, WkvSpec
 from engram_core.kernels.gate import gate
 from engram_core.kernels.hash import HashConstants, hash_ids
-from engram_core.kernels.lookup import lookup_rows
+from engram_core.kernels.lookup import HotSet, lookup_rows
+from engram_core.kernels.order import address_order
 from engram_core.layout import HashLayout
 
 BF16 = torch.bfloat16
@@ -109,6 +110,11 @@ def launches(arch: str) -> Iterator[tuple[str, Any]]:
         yield f"look-up packed T={tokens}", functools.partial(lookup_rows, table, ids, packed)
         decoded = torch.empty(tokens, COLUMNS, HEAD_DIM, dtype=BF16)
         yield f"look-up T={tokens}", functools.partial(lookup_rows, table, ids, decoded)
+        yield f"order T={tokens}", functools.partial(address_order, ids, 0, 384_006_168)
+        order = torch.empty(tokens * COLUMNS, dtype=torch.int32)
+        words = torch.empty(16, dtype=torch.int64)
+        hot = HotSet(table, words, words.to(torch.int32), torch.empty(2, 64, dtype=torch.int64))
+        yield f"look-up hot T={tokens}", functools.partial(lookup_rows, table, ids, decoded, order=order, hot=hot)
         config = EngramConfig.deepseek_v41()
         constants = HashConstants.of(
             HashLayout.from_config(config), TokenMap.identity(config.compressed_vocab_size, 2), torch.device("cpu")

@@ -74,4 +74,4 @@ def test_every_kernel_compiles_for(gpu: str) -> None:
         if kind in ("unpack", "scaled"):  # a row of 264 bytes is a multiple of 8
             assert any("dwordx2" in load for load in kernel["loads"]), f"{name}: loads are narrow: {kernel['loads']}"
     sliced = {"pack", "finish"} if gpu != "gfx90a" else set()
-    assert seen == {"gate", "hash", "look-up", "unpack"} | sliced | set(MATRIX[gpu])
+    assert seen == {"gate", "hash", "look-up", "order", "unpack"} | sliced | set(MATRIX[gpu])

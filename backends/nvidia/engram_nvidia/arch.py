@@ -5,7 +5,6 @@ Read from a chosen device, never while backends are listed, since reading it ope
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -63,8 +62,3 @@ def reasons(chip: Chip | None, device: torch.device) -> tuple[Reason, ...]:
         message = f"{device} has compute capability {have}; 8.0 or later is needed (bf16 matrix products)"
         return (Reason("compute-capability", message, _FIX),)
     return ()
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Launches inside run on ``device``, whichever one is current."""
-    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)

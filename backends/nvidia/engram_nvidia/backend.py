@@ -13,9 +13,12 @@ import torch
 
 from engram_core.backend import EngramBackend, GateWeights, Prefetch, Problem, TableSpec, Wkv, WkvSpec
 from engram_core.errors import InvalidArgumentError, UnsupportedConfigError
+from engram_core.gpu.prefetch import SideStreamPrefetch
+from engram_core.gpu.runtime import HostRuntime
+from engram_core.gpu.table import GpuTable
 from engram_core.hashing import TokenBatch
 from engram_core.info import BackendInfo, Reason
-from engram_core.kernels.hash import HashConstants, hash_ids
+from engram_core.kernels.hash import KernelHasher
 from engram_core.layer import Engram
 from engram_core.layout import HashLayout
 from engram_core.prefetch import InlinePrefetch
@@ -23,10 +26,8 @@ from engram_core.table import EngramTable
 from engram_core.tokens import TokenMap
 from engram_nvidia import arch, flashinfer
 from engram_nvidia.gate import apply_gate
-from engram_nvidia.host import Runtime
-from engram_nvidia.lookup import NvidiaTable
+from engram_nvidia.lookup import TUNING, host_runtime
 from engram_nvidia.plugin import INFO
-from engram_nvidia.prefetch import SideStreamPrefetch
 from engram_nvidia.wkv import columns
 from engram_nvidia.wkv_mxfp8 import Mxfp8Wkv
 from engram_nvidia.wkv_w8a16 import W8A16Wkv
@@ -108,20 +109,14 @@ class NvidiaBackend(EngramBackend):
         return SideStreamPrefetch(layers, max_rows, self.device)
 
     def create_table(self, spec: TableSpec) -> EngramTable:
-        return NvidiaTable(spec, self.device, self._runtime)
+        return GpuTable(spec, self.device, self.host_runtime(), TUNING)
 
-    @cached_property
-    def _runtime(self) -> Runtime | None:
-        return Runtime.loaded() if self.device.type == "cuda" else None
+    def host_runtime(self) -> HostRuntime | None:
+        """What registers host memory with the device; None where the device is the host."""
+        return None if self.device.type == "cpu" else host_runtime()
 
     def create_hasher(self, layout: HashLayout, token_map: TokenMap) -> Callable[[TokenBatch], torch.Tensor]:
-        constants = HashConstants.of(layout, token_map, self.device)
-
-        def hasher(batch: TokenBatch) -> torch.Tensor:
-            with arch.on(self.device):
-                return hash_ids(batch, constants)
-
-        return hasher
+        return KernelHasher(layout, token_map, self.device)
 
     def lookup_stream(self) -> torch.Stream | None:
         return self._side
@@ -132,9 +127,3 @@ class NvidiaBackend(EngramBackend):
                 super().warmup(layers, token_counts)
         else:
             super().warmup(layers, token_counts)
-        # A communicator connects on its first exchange, which must not happen while a graph is captured.
-        seen: list[object] = []
-        for group in (layer.parallel.ahead for layer in layers):
-            if group is not None and not any(group is other for other in seen):
-                seen.append(group)
-                group.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device), 0)

@@ -7,8 +7,8 @@ import torch
 from engram_core.backend import GateWeights, Wkv
 from engram_core.checks import check_gate_operands, check_tensor
 from engram_core.errors import InvalidArgumentError
+from engram_core.kernels.device import on
 from engram_core.kernels.gate import gate
-from engram_nvidia.arch import on
 from engram_nvidia.wkv import ColumnWkv
 
 

@@ -16,8 +16,7 @@ INFO: Final = BackendInfo(
     priority=100,
     probe="engram_nvidia.probe:probe",
     factory="engram_nvidia.backend:NvidiaBackend",
-    # Not hot rows: tables of every placement are read as they are.
-    capabilities=frozenset(Capability) - {Capability.HOT_ROWS},
+    capabilities=frozenset(Capability),
     interpretable=True,
 )
 

@@ -12,7 +12,7 @@ import torch
 
 from engram_core.backend import Wkv, WkvSpec
 from engram_core.formats import BLOCK, scale_bytes
-from engram_nvidia.arch import on
+from engram_core.kernels.device import on
 from engram_nvidia.dense import product
 
 

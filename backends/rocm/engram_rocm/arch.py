@@ -5,7 +5,6 @@ The name is read from a chosen device, never while backends are listed, since re
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
@@ -61,11 +60,6 @@ def reasons(name: str, device: torch.device) -> tuple[Reason, ...]:
         return (Reason("architecture-rdna", message, _FIX),)
     message = f"{device} is {name}, which no kernel here was made for; needed is {_LISTED}"
     return (Reason("architecture", message, _FIX),)
-
-
-def on(device: torch.device) -> AbstractContextManager[Any]:
-    """Launches inside run on ``device``, whichever one is current."""
-    return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
 
 
 @cache

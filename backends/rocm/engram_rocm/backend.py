@@ -13,9 +13,12 @@ import torch
 
 from engram_core.backend import EngramBackend, GateWeights, Prefetch, Problem, TableSpec, Wkv, WkvSpec
 from engram_core.errors import InvalidArgumentError, UnsupportedConfigError
+from engram_core.gpu.prefetch import SideStreamPrefetch
+from engram_core.gpu.runtime import HostRuntime
+from engram_core.gpu.table import GpuTable
 from engram_core.hashing import TokenBatch
 from engram_core.info import BackendInfo, Reason
-from engram_core.kernels.hash import HashConstants, hash_ids
+from engram_core.kernels.hash import KernelHasher
 from engram_core.layer import Engram
 from engram_core.layout import HashLayout
 from engram_core.prefetch import InlinePrefetch
@@ -23,10 +26,8 @@ from engram_core.table import EngramTable
 from engram_core.tokens import TokenMap
 from engram_rocm import arch
 from engram_rocm.gate import apply_gate
-from engram_rocm.hip import HostRuntime
-from engram_rocm.lookup import RocmTable
+from engram_rocm.lookup import TUNING, host_runtime
 from engram_rocm.plugin import INFO
-from engram_rocm.prefetch import StreamPrefetch
 from engram_rocm.wkv import RocmWkv, WeightForm
 
 
@@ -79,30 +80,17 @@ class RocmBackend(EngramBackend):
     def prefetch(self, layers: Sequence[Engram], max_rows: int) -> Prefetch:
         if self._side is None:
             return InlinePrefetch(layers, max_rows)
-        return StreamPrefetch(layers, max_rows, self.device)
+        return SideStreamPrefetch(layers, max_rows, self.device)
 
     def create_table(self, spec: TableSpec) -> EngramTable:
-        return RocmTable(spec, self.device, self.host_runtime())
+        return GpuTable(spec, self.device, self.host_runtime(), TUNING)
 
     def create_hasher(self, layout: HashLayout, token_map: TokenMap) -> Callable[[TokenBatch], torch.Tensor]:
-        constants = HashConstants.of(layout, token_map, self.device)
-
-        def hasher(batch: TokenBatch) -> torch.Tensor:
-            with arch.on(self.device):
-                return hash_ids(batch, constants)
-
-        return hasher
+        return KernelHasher(layout, token_map, self.device)
 
     def lookup_stream(self) -> torch.Stream | None:
         return self._side
 
-    def warmup(self, layers: Sequence[Engram], token_counts: Sequence[int]) -> None:
-        super().warmup(layers, token_counts)
-        # A communicator connects on its first exchange, which must not happen while a graph is captured.
-        found = {id(layer.parallel.ahead): layer.parallel.ahead for layer in layers}
-        for ahead in (group for group in found.values() if group is not None):
-            ahead.all_gather(torch.zeros(1, dtype=torch.uint8, device=self.device), 0)
-
     def host_runtime(self) -> HostRuntime | None:
         """What registers host memory with the device; None where the device is the host."""
-        return None if self.device.type == "cpu" else HostRuntime.loaded()
+        return None if self.device.type == "cpu" else host_runtime()

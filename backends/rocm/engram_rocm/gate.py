@@ -11,8 +11,8 @@ import torch
 from engram_core.backend import GateWeights
 from engram_core.checks import check_gate_operands, check_tensor
 from engram_core.errors import CollectiveError
+from engram_core.kernels.device import on
 from engram_core.kernels.gate import gate as whole_gate
-from engram_rocm.arch import on
 from engram_rocm.gate_finish import finish_gate
 from engram_rocm.gate_pack import pack_slice
 from engram_rocm.wkv import RocmWkv

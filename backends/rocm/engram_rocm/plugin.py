@@ -16,7 +16,7 @@ INFO: Final = BackendInfo(
     priority=100,
     probe="engram_rocm.probe:probe",
     factory="engram_rocm.backend:RocmBackend",
-    capabilities=frozenset(Capability) - {Capability.HOT_ROWS},
+    capabilities=frozenset(Capability),
     interpretable=True,
 )
 

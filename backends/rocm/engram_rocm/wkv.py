@@ -11,7 +11,8 @@ from typing import Literal, TypeAlias
 import torch
 
 from engram_core.backend import Wkv, WkvSpec
-from engram_rocm.arch import Architecture, on
+from engram_core.kernels.device import on
+from engram_rocm.arch import Architecture
 from engram_rocm.split import Split
 from engram_rocm.unpack import unpack_rows
 from engram_rocm.weights import CodedWeight, is_coded, take_bf16, take_codes

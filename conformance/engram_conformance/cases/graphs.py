@@ -83,6 +83,14 @@ CASES = (
         tokens=(4, 16),
     ),
     _case(
+        "hot-rows",
+        "hot_rows",
+        "Hot rows replaced between replays, and reloaded.",
+        "small",
+        {*_GRAPH, Capability.HOT_ROWS, Capability.PLACEMENT_HOST},
+        tokens=9,
+    ),
+    _case(
         "reloaded-rows",
         "reloaded",
         "Rows reloaded between replays are looked up as they are.",

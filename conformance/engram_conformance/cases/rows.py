@@ -113,15 +113,35 @@ CASES = (
         needs=(_PLACED["file"],),
         rows=384_016_682,
     ),
-    _case(
-        "hot-rows",
-        "tokens",
-        "Rows from a cache of hot rows.",
-        core=False,
-        needs=(Capability.HOT_ROWS, _PLACED["host"]),
-        tokens=37,
-        placement="host",
-        cache_bytes=1 << 16,
-        repeat=3,
+    *(
+        _case(
+            f"many-{name}",
+            "tokens",
+            f"Many tokens in placement {name}, with and without their ids in CPU memory.",
+            core=False,
+            size=Size.REAL,
+            needs=(_PLACED[name],),
+            tokens=2100,
+            placement=name,
+            host_ids=True,
+        )
+        for name in _PLACED
+    ),
+    *(
+        _case(
+            name,
+            "hot_rows",
+            says,
+            core=False,
+            needs=(Capability.HOT_ROWS, _PLACED["host"]),
+            tokens=37,
+            placement="host",
+            **params,
+        )
+        for name, says, params in (
+            ("hot-rows", "Rows from a cache, replaced and reloaded: bits as without it, and hits counted.", {}),
+            ("hot-rows-few", "A cache of fewer rows than are wanted keeps the first of them.", {"wanted": 1 << 10}),
+            ("hot-rows-shard", "A cache of one rank's rows.", {"rank": (1, 3)}),
+        )
     ),
 )

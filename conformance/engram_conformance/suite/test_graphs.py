@@ -9,7 +9,7 @@ import torch
 
 from engram_conformance.cases import Case
 from engram_conformance.data import model
-from engram_conformance.driver import Work
+from engram_conformance.driver import Work, hot_rows
 from engram_conformance.subject import Subject
 from engram_core.memory import EngramMemory
 
@@ -201,10 +201,34 @@ def test_two_graphs(case: Case, subject: Subject) -> None:
         work.judge(subject, eager.step())
 
 
+def test_hot_rows(case: Case, subject: Subject) -> None:
+    _needs_streams(subject)
+    memory = subject.memory(model(case.geometry), placement="host", cache_bytes=1 << 16)
+    rig = Rig(case, subject, case.params["tokens"], memory)
+    memory.warmup([rig.tokens])
+    memory.cache_rows(hot_rows(memory, 0))
+    graph, results = rig.capture()
+    for seed in range(1, 4):
+        memory.cache_rows(hot_rows(memory, seed))
+        for layer in memory.layers.values():
+            layer.table.cache_hits()
+        work = rig.make(seed)
+        rig.fill(work)
+        graph.replay()
+        work.judge(subject, results)
+        hits = [layer.table.cache_hits() for layer in memory.layers.values()]
+        assert all(0 < served < asked for served, asked in hits), f"hits of the cache: {hits}"
+    _replay_reloaded(rig, graph, results)
+
+
 def test_reloaded(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject, case.params["tokens"])
     rig.memory.warmup([rig.tokens])
-    graph, results = rig.capture()
+    _replay_reloaded(rig, *rig.capture())
+
+
+def _replay_reloaded(rig: Rig, graph: Any, results: dict[int, torch.Tensor]) -> None:
+    case, subject = rig.case, rig.subject
     fresh = model(case.geometry, seed=2)
     for data in (model(case.geometry), fresh):
         for layer_id, layer in rig.memory.layers.items():

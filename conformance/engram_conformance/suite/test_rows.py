@@ -21,6 +21,7 @@ from engram_core.specs import TableSpec
 from engram_core.table import EngramTable
 
 _COLUMNS = 6
+_HOT_WIDTH = 66  # of a row of 64 values
 
 
 class Rig:
@@ -99,13 +100,15 @@ def test_probe(case: Case, subject: Subject, tmp_path: Path) -> None:
 
 def test_tokens(case: Case, subject: Subject, tmp_path: Path) -> None:
     p = case.params
-    options = {name: p[name] for name in ("head_dim", "placement", "cache_bytes", "spare") if name in p}
+    options = {name: p[name] for name in ("head_dim", "placement", "spare") if name in p}
     rig = Rig(subject, tmp_path, **options)
-    for seed in range(p.get("repeat", 1)):
-        ids = rig.ids(p["tokens"], seed)
-        if len(ids):
-            ids[-1, -1], ids[0, 0] = rig.rows - 1, 0
-        rig.check(ids, wide=p.get("wide", False))
+    ids = rig.ids(p["tokens"])
+    if len(ids):
+        ids[-1, -1], ids[0, 0] = rig.rows - 1, 0
+    rig.check(ids, wide=p.get("wide", False))
+    if p.get("host_ids"):
+        found = rig.table.lookup(rig.device_ids(ids), host_ids=torch.from_numpy(ids))
+        subject.judge(oracle.check_bits(bridge.bits(found), oracle.lookup_rows(rig.packed, ids), "with host ids"))
 
 
 def test_nowhere(case: Case, subject: Subject, tmp_path: Path) -> None:
@@ -202,6 +205,50 @@ def test_load(case: Case, subject: Subject, tmp_path: Path) -> None:
     got = rig.table.scales[5].cpu().view(torch.uint8).numpy()
     subject.judge(oracle.check_ids(got, given, "scale bytes"))
     rig.check(np.vstack([rig.ids(5, 1), np.full((1, _COLUMNS), 5)]))
+
+
+def test_hot_rows(case: Case, subject: Subject, tmp_path: Path) -> None:
+    p = case.params
+    rank, ranks = p.get("rank", (0, 1))
+    parallel = Parallel(Seat(rank, ranks)) if ranks > 1 else None
+    cache_bytes = 24 * _HOT_WIDTH if "wanted" in p else 1 << 16
+    rig = Rig(subject, tmp_path, parallel=parallel, placement=p["placement"], cache_bytes=cache_bytes)
+    shard, rng = rig.table.shard, subject.rng()
+    ids = rig.ids(p["tokens"])
+    ids[::5, 0], ids[1::5, 1] = -1, rig.rows + 7  # rows that nobody has are in no cache
+    mine = ids[:, shard.first : shard.first + shard.real]
+    here = (mine >= shard.row_start) & (mine < shard.row_stop)
+
+    def look_up(cached: I64) -> None:
+        rig.table.cache_hits()
+        found = bridge.bits(rig.table.lookup(rig.device_ids(ids)))
+        want = oracle.lookup_rows(rig.packed, np.where(here, mine, -1))
+        subject.judge(oracle.check_bits(found[:, : shard.real], want))
+        served = (int((np.isin(mine, cached) & here).sum()), int(here.sum()))
+        assert rig.table.cache_hits() == served, f"counted other hits than {served} (served by the cache, in all)"
+
+    def cache(wanted: I64) -> I64:
+        own = wanted[(wanted >= shard.row_start) & (wanted < shard.row_stop)]
+        _, firsts = np.unique(own, return_index=True)
+        own = own[np.sort(firsts)]
+        kept = rig.table.cache_rows(torch.from_numpy(wanted))
+        assert 0 < kept <= len(own), f"{kept} rows were kept of {len(own)}"
+        assert ("wanted" in p) == (kept < len(own)), f"{kept} rows of {len(own)} were kept in {cache_bytes} bytes"
+        return own[:kept]
+
+    look_up(np.empty(0, np.int64))
+    cached = cache(rng.permutation(rig.rows)[: p.get("wanted", rig.rows // 2)])
+    look_up(cached)
+    rig.packed[:] = random_rows(rng, rig.rows, rig.dim)
+    rig.load(slice(0, rig.rows // 2))
+    rig.load(slice(rig.rows // 2, rig.rows))
+    look_up(cached)
+    again = rng.permutation(rig.rows)[: p.get("wanted", rig.rows // 3)]
+    look_up(cache(np.concatenate([again, again[:9]])))  # the second time a row is named is nothing new
+    rig.table.cache_rows(torch.empty(0, dtype=torch.int64))
+    look_up(np.empty(0, np.int64))
+    with subject.raises("ids"):
+        rig.table.cache_rows(torch.tensor([rig.rows]))
 
 
 def test_sparse(case: Case, subject: Subject, tmp_path: Path) -> None:

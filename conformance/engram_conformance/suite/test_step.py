@@ -11,7 +11,7 @@ import torch
 from engram_conformance import bridge, oracle
 from engram_conformance.cases import Case
 from engram_conformance.data import model, random_hidden
-from engram_conformance.driver import Work, plain, same
+from engram_conformance.driver import Work, hot_rows, plain, same
 from engram_conformance.subject import Subject
 from engram_core.errors import EngramError, StepError
 from engram_core.hashing import TokenBatch
@@ -259,7 +259,12 @@ def test_placement(case: Case, subject: Subject, tmp_path: Path) -> None:
     memory = subject.memory(data, placement=p["placement"], table_path=paths, **options)
     for seed in range(3):
         work = _work(case, seed=seed)
+        if options:
+            memory.cache_rows(hot_rows(memory, seed))
         work.judge(subject, work.run(subject, memory))
+        if options:
+            hits = {layer_id: layer.table.cache_hits() for layer_id, layer in memory.layers.items()}
+            assert all(0 < served < asked for served, asked in hits.values()), f"hits of the cache: {hits}"
 
 
 def test_host_batch(case: Case, subject: Subject, tmp_path: Path) -> None:

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from engram_rocm import arch, prefetch
+from engram_rocm import arch
 from engram_rocm.backend import RocmBackend
-from engram_rocm.prefetch import StreamPrefetch
 from engram_rocm.weights import CodedWeight
 from engram_rocm.wkv import RocmWkv
 from models import filled, tiny_config
@@ -17,6 +16,7 @@ from played import CPU, Seat
 from engram_core import EngramMemory, Parallel, TokenBatch, TokenMap, get_backend
 from engram_core.backend import WkvSpec
 from engram_core.errors import InvalidArgumentError, UnsupportedConfigError
+from engram_core.gpu.prefetch import SideStreamPrefetch
 from engram_core.prefetch import InlinePrefetch
 from engram_core.specs import Problem
 
@@ -147,7 +147,7 @@ class FakeStream:
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     log = Log()
     main = FakeStream(log, "main")
-    monkeypatch.setattr(prefetch.torch, "Stream", lambda device: FakeStream(log, "side"))
+    monkeypatch.setattr(torch, "Stream", lambda device: FakeStream(log, "side"))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: main)
     return log
 
@@ -155,7 +155,7 @@ def log(monkeypatch: pytest.MonkeyPatch) -> Log:
 def test_each_chain_has_an_event_of_its_own(log: Log) -> None:
     plain, held = memory(prefetch_rows=0), memory()
     assert isinstance(held.prefetch, InlinePrefetch)
-    held.prefetch = StreamPrefetch(list(held.layers.values()), 16, CPU)
+    held.prefetch = SideStreamPrefetch(list(held.layers.values()), 16, CPU)
     hidden = torch.randn(5, 4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
     batch = TokenBatch.single(torch.arange(5))
     with plain.step(batch) as step:
@@ -178,7 +178,7 @@ def test_each_chain_has_an_event_of_its_own(log: Log) -> None:
 
 def test_join_waits_for_chains_that_no_layer_took(log: Log) -> None:
     held = memory()
-    held.prefetch = StreamPrefetch(list(held.layers.values()), 16, CPU)
+    held.prefetch = SideStreamPrefetch(list(held.layers.values()), 16, CPU)
     with held.step(TokenBatch.single(torch.arange(3))) as step:
         log.clear()
         step.inject(14, torch.zeros(3, 4, 64, dtype=torch.bfloat16))
@@ -188,7 +188,7 @@ def test_join_waits_for_chains_that_no_layer_took(log: Log) -> None:
 
 def test_more_rows_than_its_limit_start_nothing(log: Log) -> None:
     held = memory()
-    held.prefetch = StreamPrefetch(list(held.layers.values()), 2, CPU)
+    held.prefetch = SideStreamPrefetch(list(held.layers.values()), 2, CPU)
     with held.step(TokenBatch.single(torch.arange(3))) as step:
         assert not any(entry[0] == "record" for entry in log)
         step.inject(1, torch.zeros(3, 4, 64, dtype=torch.bfloat16))
@@ -199,4 +199,4 @@ def test_a_layer_that_can_not_run_ahead_is_refused() -> None:
     held = memory(parallel=Parallel(Seat(0, 2)))
     assert held.prefetch is None
     with pytest.raises(UnsupportedConfigError, match="no-ahead-communicator"):
-        StreamPrefetch(list(held.layers.values()), 4, CPU)
+        SideStreamPrefetch(list(held.layers.values()), 4, CPU)

@@ -7,8 +7,9 @@ from typing import ClassVar
 import rocm_override
 import torch
 from engram_rocm.backend import RocmBackend
-from engram_rocm.hip import HostRuntime
 from engram_rocm.wkv import WeightForm
+
+from engram_core.gpu.runtime import HostRuntime
 
 
 class Gfx942(RocmBackend):
@@ -21,7 +22,7 @@ class Gfx942(RocmBackend):
 
     def host_runtime(self) -> HostRuntime | None:
         # CUDA's calls have the same signatures under another prefix.
-        return None if self.device.type == "cpu" else HostRuntime.loaded("libcudart.so", "cuda")
+        return None if self.device.type == "cpu" else HostRuntime.loaded("libcudart.so", "cuda", 0x8)
 
 
 class Gfx942Fp8(Gfx942):

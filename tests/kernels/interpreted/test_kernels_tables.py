@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engram_rocm.backend import RocmBackend
-from engram_rocm.hip import HostRuntime
-from engram_rocm.lookup import RocmTable, host_rows
-from played import CPU, Seat
+from engram_conformance.ranks import Seat
+from engram_nvidia.backend import NvidiaBackend
 
 from engram_core import Parallel
 from engram_core.backend import TableSpec
-from engram_core.errors import TableError
+from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.formats import pack_rows, quantize_mxfp8, rows_to_bf16
+from engram_core.gpu.memory import host_rows
+from engram_core.gpu.runtime import HostRuntime
+from engram_core.gpu.table import GpuTable, Tuning
 
+CPU = torch.device("cpu")
 ROWS, DIM = 40, 64
 WIDTH = DIM * 33 // 32
 
@@ -54,6 +57,10 @@ class FakeHip:
         return [call[0] for call in self.calls]
 
 
+def runtime(hip: FakeHip) -> HostRuntime:
+    return HostRuntime(hip, "hip", 8)
+
+
 def spec(placement: str = "host", rank: int = 0, ranks: int = 1, path: Path | None = None) -> TableSpec:
     return TableSpec(ROWS, DIM, (10, 12, 18), placement, Parallel(Seat(rank, ranks)), path)
 
@@ -63,13 +70,13 @@ def rows(seed: int = 0) -> torch.Tensor:
     return pack_rows(*quantize_mxfp8(torch.randn(ROWS, DIM, generator=generator)))
 
 
-def fill(table: RocmTable, packed: torch.Tensor) -> None:
+def fill(table: GpuTable, packed: torch.Tensor) -> None:
     table.load(packed[:, :DIM], packed[:, DIM:])
 
 
 def test_rows_are_read_through_the_devices_address_and_the_hosts_is_given_back() -> None:
     hip = FakeHip()
-    table = RocmTable(spec(), CPU, HostRuntime(hip))
+    table = GpuTable(spec(), CPU, runtime(hip))
     host = table.packed.data_ptr()
     assert hip.calls[0] == ("HostRegister", host, ROWS * WIDTH, 3)
     assert hip.names() == ["HostRegister", "HostGetDevicePointer"]
@@ -89,7 +96,7 @@ def test_rows_are_read_through_the_devices_address_and_the_hosts_is_given_back()
 
 
 def test_loading_writes_where_the_host_sees_it() -> None:
-    table = RocmTable(spec(), CPU, HostRuntime(FakeHip()))
+    table = GpuTable(spec(), CPU, runtime(FakeHip()))
     before = table.version
     fill(table, rows())
     assert torch.equal(table.packed, rows())
@@ -117,13 +124,13 @@ def test_a_refusal_of_the_runtime_is_an_error_that_leaves_nothing_behind(
     """The runtime's last error is cleared (it would fail the next launch), and what was registered is given back."""
     hip = FakeHip(*fail)
     with pytest.raises(TableError, match=said):
-        RocmTable(spec(), CPU, HostRuntime(hip))
+        GpuTable(spec(), CPU, runtime(hip))
     assert hip.names() == calls
 
 
 def test_a_runtime_that_is_not_loaded_is_named() -> None:
     with pytest.raises(TableError, match="need libamdhip64.so, and this process has not loaded it"):
-        HostRuntime.loaded()
+        HostRuntime.loaded("libamdhip64.so", "hip")
 
 
 def test_the_runtime_is_found_among_the_loaded_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,8 +141,8 @@ def test_the_runtime_is_found_among_the_loaded_libraries(monkeypatch: pytest.Mon
         return FakeHip()
 
     monkeypatch.setattr(ctypes, "CDLL", open_library)
-    monkeypatch.setattr("engram_rocm.hip._MAPS", Path(__file__).parent / "maps.txt")
-    HostRuntime.loaded()
+    monkeypatch.setattr("engram_core.gpu.runtime._MAPS", Path(__file__).parent / "maps.txt")
+    HostRuntime.loaded("libamdhip64.so", "hip")
     assert opened == ["/opt/torch/lib with spaces/libamdhip64.so.7.1"]
 
 
@@ -144,7 +151,7 @@ def test_every_shard_registers_its_own_rows(ranks: int) -> None:
     packed = rows()
     for rank in range(ranks):
         hip = FakeHip()
-        table = RocmTable(spec("host", rank, ranks), CPU, HostRuntime(hip))
+        table = GpuTable(spec("host", rank, ranks), CPU, runtime(hip))
         own = packed[table.shard.row_start : table.shard.row_stop].contiguous()
         assert hip.calls[0][2] == own.numel()
         fill(table, packed)
@@ -153,7 +160,7 @@ def test_every_shard_registers_its_own_rows(ranks: int) -> None:
         assert torch.equal(table.lookup(ids, packed=True), _packed(table, packed, ids))
 
 
-def _packed(table: RocmTable, packed: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _packed(table: GpuTable, packed: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     shard = table.shard
     mine = ids[:, shard.first : shard.first + shard.real]
     found = packed[mine]
@@ -167,15 +174,15 @@ def test_a_shard_without_rows_registers_nothing() -> None:
     """Three rows over five ranks, by rows: one a rank, and none for the last two."""
     hip = FakeHip()
     small = TableSpec(3, DIM, (3,), "host", Parallel(Seat(4, 5)))
-    table = RocmTable(small, CPU, HostRuntime(hip))
+    table = GpuTable(small, CPU, runtime(hip))
     assert hip.calls == []
     assert not table.lookup(torch.tensor([[0], [2]])).any()
 
 
 @pytest.mark.parametrize("placement", ["device", "host", "shared"])
 def test_in_the_interpreter_the_host_is_the_device(placement: str) -> None:
-    table = RocmBackend(CPU).create_table(spec(placement))
-    assert isinstance(table, RocmTable)
+    table = NvidiaBackend(CPU).create_table(spec(placement))
+    assert isinstance(table, GpuTable)
     fill(table, rows())
     ids = torch.tensor([[3, 12, 39]])
     assert torch.equal(table.lookup(ids), rows_to_bf16(rows()[ids]))
@@ -185,7 +192,7 @@ def test_in_the_interpreter_the_host_is_the_device(placement: str) -> None:
 def test_a_file_is_gathered_from_its_mapping(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(rows().numpy().tobytes())
-    table = RocmBackend(CPU).create_table(spec("file", path=path))
+    table = NvidiaBackend(CPU).create_table(spec("file", path=path))
     ids = torch.tensor([[3, 12, 39], [-5, 0, 10]])
     expected = rows_to_bf16(rows()[ids.clamp_min(0)])
     expected[1, 0] = 0
@@ -199,3 +206,61 @@ def test_host_rows_are_zero_and_writable() -> None:
     assert not held.any()
     held[1] = 7
     assert host_rows(0, WIDTH).shape == (0, WIDTH)
+
+
+def test_more_rows_than_there_is_memory_are_refused_with_the_numbers() -> None:
+    """Touching them would not fail: the system would kill the process."""
+    with pytest.raises(
+        TableError, match=r"'host' needs 2640000000000000 bytes of host memory, and \d+ are free; .*'file'"
+    ):
+        host_rows(10**13, 264)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.4])
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_cpu_gathers_what_it_has_the_ids_of(share: float, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows lie in host memory, ids came in CPU memory and there are enough tokens; and never in a capture."""
+    hip = FakeHip()
+    table = GpuTable(spec(), CPU, runtime(hip), Tuning(cpu_tokens=4, device_share=share, ordered=6))
+    fill(table, rows(1))
+    ctypes.memmove(hip.view, rows(2).data_ptr(), ROWS * WIDTH)  # what the device would read
+    ids = torch.randint(-3, ROWS + 3, (5, 3), generator=torch.Generator().manual_seed(0))
+
+    def from_(source: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
+        owned = (asked >= 0) & (asked < ROWS)
+        found = source[asked.clamp(0, ROWS - 1)].masked_fill(~owned[..., None], 0)
+        return found if packed else rows_to_bf16(found)
+
+    assert table.host_ids_from == 4
+    assert torch.equal(table.lookup(ids, packed=packed, host_ids=ids), from_(rows(1), ids))
+    assert torch.equal(table.lookup(ids[:3], packed=packed, host_ids=ids[:3]), from_(rows(2), ids[:3]))
+    assert torch.equal(table.lookup(ids, packed=packed), from_(rows(2), ids))
+    monkeypatch.setattr("engram_core.gpu.table.is_capturing", lambda device: True)
+    assert torch.equal(table.lookup(ids, packed=packed, host_ids=ids), from_(rows(2), ids))
+
+
+def test_a_cache_smaller_than_its_index_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="cache_bytes.*at least 78: the index of 40 rows, and one row"):
+        GpuTable(replace(spec(), cache_bytes=77), CPU, runtime(FakeHip()))
+    assert GpuTable(replace(spec(), cache_bytes=78), CPU, runtime(FakeHip())).cache_rows(torch.arange(3)) == 1
+
+
+def test_a_write_through_the_views_reaches_the_cache() -> None:
+    table = NvidiaBackend(CPU).create_table(replace(spec(), cache_bytes=10**4))
+    fill(table, rows(1))
+    assert table.cache_rows(torch.arange(ROWS)) == ROWS
+    ids = torch.tensor([[3, 12, 39]])
+    assert torch.equal(table.lookup(ids, packed=True), rows(1)[ids])
+    table.values.copy_(rows(2)[:, :DIM].view(torch.float8_e4m3fn))
+    table.scales.copy_(rows(2)[:, DIM:])
+    assert torch.equal(table.lookup(ids, packed=True), rows(2)[ids])
+    assert table.cache_hits() == (6, 6)
+
+
+def test_readers_of_shared_rows_register_them_without_the_right_to_write() -> None:
+    hip = FakeHip()
+    table = GpuTable(spec("shared"), CPU, runtime(hip))
+    assert table._shared is not None
+    table._shared = replace(table._shared, writer=False)
+    table._register(runtime(hip))
+    assert [call[3] for call in hip.calls if call[0] == "HostRegister"] == [3, 3 | 8]

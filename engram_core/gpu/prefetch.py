@@ -2,7 +2,7 @@
 
 A chain waits for its look-up, joins the ranks' columns (on ``Parallel.ahead``) and projects. All events are recorded
 and waited for within one step, and :meth:`SideStreamPrefetch.join` brings every chain back, so a step can be captured
-whole.
+whole. torch.Stream and torch.Event are of whatever kind the device is (CUDA or HIP).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from engram_core.backend import Prefetch
+from engram_core.kernels.device import on
 from engram_core.layer import Engram
 from engram_core.prefetch import InlinePrefetch
-from engram_nvidia.arch import on
 
 
 class SideStreamPrefetch(Prefetch):
@@ -50,7 +50,7 @@ class SideStreamPrefetch(Prefetch):
     def apply(
         self, layer: Engram, hidden_states: torch.Tensor, hash_ids: torch.Tensor, token_mask: torch.Tensor | None
     ) -> torch.Tensor:
-        self.wait(layer)  # nothing where the engine waited already
+        self.wait(layer)  # nothing where the engine waited already; where it forgot, the result is still right
         chain = self._chains.get(layer)
         if chain is None:
             return layer(hidden_states, hash_ids, token_mask)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""The four calls of the HIP runtime that torch does not offer, and tensors over memory that it did not allocate.
+"""The four calls of a vendor's runtime that torch does not offer, and tensors over memory that it did not allocate.
 
 A kernel reads a table in host memory through the *device's* address of it, which need not be the host's; the one that
 is given back at the end is the host's. Both stay together in a :class:`Registration`, so that neither is mistaken for
@@ -8,6 +8,7 @@ the other. Everything that touches the runtime is here, so that a fake one can s
 from __future__ import annotations
 
 import ctypes
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,31 +23,37 @@ _MAPS: Final = Path("/proc/self/maps")
 
 
 class HostRuntime:
-    """Registers host memory with the GPU through ``library``, whose functions start with ``prefix``."""
+    """Registers host memory with the GPU through ``library``, whose functions start with ``prefix``.
 
-    def __init__(self, library: Any, prefix: str = "hip") -> None:
+    ``read_only``: the flag for memory that is mapped without the right to write ("shared", of a reader).
+    """
+
+    def __init__(self, library: Any, prefix: str, read_only: int) -> None:
         self._register = getattr(library, f"{prefix}HostRegister")
         self._unregister = getattr(library, f"{prefix}HostUnregister")
         self._device_pointer = getattr(library, f"{prefix}HostGetDevicePointer")
         self._last_error = getattr(library, f"{prefix}GetLastError")
         self._describe = getattr(library, f"{prefix}GetErrorString")
         self._describe.restype = ctypes.c_char_p
+        self._read_only = read_only
 
     @classmethod
-    def loaded(cls, name: str = "libamdhip64.so", prefix: str = "hip") -> HostRuntime:
+    def loaded(cls, name: str, prefix: str, read_only: int = 0) -> HostRuntime:
         """The very library that torch has loaded: a second copy would know none of its devices."""
-        for line in _MAPS.read_text().splitlines():
+        for line in _MAPS.read_text(encoding="utf-8", errors="replace").splitlines():
             path = line.partition("/")[2]
             if Path(path).name.startswith(name):
-                return cls(ctypes.CDLL(f"/{path}"), prefix)
+                return cls(ctypes.CDLL(f"/{path}"), prefix, read_only)
         raise TableError(f"placement: tables in host memory need {name}, and this process has not loaded it")
 
-    def register(self, address: int, nbytes: int) -> Registration:
-        """Page-lock ``nbytes`` from ``address`` on and map them; raises :class:`TableError` with the runtime's word."""
+    def register(self, memory: torch.Tensor, writable: bool = True) -> Registration:
+        """Page-lock a dense CPU tensor and map it; raises :class:`TableError` with the runtime's word."""
+        address, nbytes = memory.data_ptr(), memory.numel() * memory.element_size()
+        flags = _PORTABLE_AND_MAPPED | (0 if writable else self._read_only)
         self._check(
-            self._register(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE_AND_MAPPED)),
+            self._register(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), ctypes.c_uint(flags)),
             f"{nbytes} bytes of host memory can't be page-locked",
-            "more memory, or in a container --ulimit memlock=-1",
+            "more memory for this machine or container, in a container --ulimit memlock=-1, or placement 'file'",
         )
         pointer = ctypes.c_void_p()
         try:
@@ -60,7 +67,7 @@ class HostRuntime:
         except TableError:
             self.unregister(address)
             raise
-        return Registration(self, address, nbytes, pointer.value)
+        return Registration(self, memory, pointer.value)
 
     def unregister(self, address: int) -> None:
         """Give the memory back, by its host address."""
@@ -75,23 +82,29 @@ class HostRuntime:
             raise TableError(f"placement: {what} ({word})" + (f"; {fix} mends it" if fix else ""))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Registration:
-    """Registered memory: ``address`` of the host, ``pointer`` of the device."""
+    """Registered ``memory``, and the device's ``pointer`` to it."""
 
     runtime: HostRuntime
-    address: int
-    nbytes: int
+    memory: torch.Tensor
     pointer: int
 
-    def rows(self, width: int, device: torch.device) -> torch.Tensor:
-        """The memory as the device sees it: ``[rows, width]`` uint8 on ``device``. It owns nothing."""
-        storage = torch._C._construct_storage_from_data_pointer(self.pointer, device, self.nbytes)
-        seen = torch.empty(0, dtype=torch.uint8, device=device)
-        return seen.set_(storage, 0, (self.nbytes // width, width), (width, 1))
+    def view(self, device: torch.device) -> torch.Tensor:
+        """The memory as the device sees it, a tensor on ``device`` of the same shape and dtype.
 
-    def close(self) -> None:
-        """Wait for kernels that still read it, then give it back."""
+        Memory and registration live as long as this tensor or a view of it, in that order: kernels that still read are
+        waited for, then the registration is given back, then the memory. The end of the process gives back everything.
+        """
+        memory = self.memory
+        storage = torch._C._construct_storage_from_data_pointer(
+            self.pointer, device, memory.numel() * memory.element_size()
+        )
+        seen = torch.empty(0, dtype=memory.dtype, device=device).set_(storage, 0, memory.shape, memory.stride())
+        weakref.finalize(seen.untyped_storage(), self._close).atexit = False
+        return seen
+
+    def _close(self) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
-        self.runtime.unregister(self.address)
+        self.runtime.unregister(self.memory.data_ptr())

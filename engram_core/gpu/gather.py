@@ -1,0 +1,80 @@
+"""Rows of a table in host memory, gathered by the CPU and copied: for many tokens whose ids the host knows.
+
+A GPU that reads single rows over the bus waits for an address translation for each; a copy of gathered rows runs at the
+bus's own speed. The CPU gathers one piece while the one before travels, and where the device can read the table too it
+takes a share of the tokens itself meanwhile: the two wait for different things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from engram_core.kernels.lookup import lookup_rows
+
+# Rows a piece: fewer, and starting the CPU's threads costs more than what overlaps.
+_PIECE_ROWS: Final = 12288
+
+
+class CpuGather:
+    """``packed`` ``[rows, W]`` uint8 in CPU memory: rows ``[start, start + rows)`` of the whole table."""
+
+    def __init__(self, packed: torch.Tensor, start: int, device: torch.device) -> None:
+        self._packed = packed
+        self._start = start
+        self._device = device
+        self._pinned = device.type == "cuda"
+        self._copies = torch.Stream(device=device) if self._pinned else None
+        self._counting = torch.empty(0, dtype=torch.int32, device=device)
+
+    def __call__(
+        self,
+        ids: torch.Tensor,
+        out: torch.Tensor,
+        meanwhile: Callable[[torch.Tensor], None] | None = None,
+        share: float = 0.0,
+    ) -> None:
+        """Fill ``out`` ``[T, c, D | W]`` on the device with the rows of ``ids`` ``[T, c]`` in CPU memory.
+
+        ``meanwhile(out[:n])``: launches the look-up of the first ``n = share * T`` tokens in another way. The current
+        stream has everything when this returns; the calling thread works until the last piece is on its way.
+        """
+        tokens, columns = (int(n) for n in ids.shape)
+        first = int(tokens * share) if meanwhile is not None else 0
+        pieces = max(1, round((tokens - first) * columns / _PIECE_ROWS))
+        if self._copies is None:
+            self._piece(ids, out)
+            return
+        current = torch.accelerator.current_stream(self._device)
+        # Before the device's own share: the copies must not wait for it, only for earlier readers of ``out``.
+        self._copies.wait_stream(current)
+        if meanwhile is not None and first:
+            meanwhile(out[:first])
+        with self._copies:
+            for part_ids, part_out in zip(ids[first:].chunk(pieces), out[first:].chunk(pieces), strict=True):
+                self._piece(part_ids, part_out)
+        current.wait_stream(self._copies)
+
+    def _piece(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        local = ids.to(torch.int64) - self._start
+        owned = (local >= 0) & (local < self._packed.shape[0])
+        count, width = local.numel(), self._packed.shape[1]
+        # torch keeps page-locked memory until the copies from it are done.
+        gathered = torch.empty(count, width, dtype=torch.uint8, pin_memory=self._pinned)
+        whole = bool(owned.all())
+        torch.index_select(self._packed, 0, (local if whole else local.masked_fill(~owned, 0)).flatten(), out=gathered)
+        if not whole:
+            gathered.masked_fill_(~owned.flatten().unsqueeze(1), 0)
+        there = gathered.to(self._device, non_blocking=True)
+        if out.dtype == torch.uint8:
+            out.copy_(there.view(out.shape))
+        else:
+            lookup_rows(there, self._count(count).view(ids.shape), out)
+
+    def _count(self, rows: int) -> torch.Tensor:
+        """0, 1, 2, ... on the device: gathered rows lie in order."""
+        if self._counting.shape[0] < rows:
+            self._counting = torch.arange(rows, dtype=torch.int32, device=self._device)
+        return self._counting[:rows]

@@ -1,0 +1,127 @@
+"""Tables on a GPU: rows gathered by the shared kernel from device memory, or over the bus from host memory.
+
+Host memory ("host", "shared") is registered once, and the kernel reads single rows of it through the device's own
+address: few of them as they come, many in address order. With the ids in CPU memory too, many tokens are gathered by
+the CPU instead, as those of a mapped file ("file") always are. Which way is taken depends only on the number of tokens,
+on whether a graph is captured and on whether ids came in CPU memory: on values that all ranks share.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from engram_core.exchange import Shard
+from engram_core.gpu.gather import CpuGather
+from engram_core.gpu.hot import HotCache
+from engram_core.gpu.memory import host_rows
+from engram_core.gpu.runtime import HostRuntime
+from engram_core.kernels.device import on
+from engram_core.kernels.lookup import lookup_rows
+from engram_core.kernels.order import address_order
+from engram_core.specs import TableSpec
+from engram_core.table import EngramTable, is_capturing
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What was measured on a kind of GPU and its host (tokens are those of 24 columns).
+
+    ``background``: programs of a look-up beside other work, for each multiprocessor; rows wait for memory anyway.
+    ``ordered``: rows in host memory from which on address order pays; ``in_flight``: programs that then read at a time.
+    ``cpu_tokens``: tokens from which on the CPU gathers, where it has the ids; ``device_share``: of those, what the
+    device reads meanwhile.
+    """
+
+    background: int = 4
+    ordered: int = 1536
+    in_flight: int = 132
+    cpu_tokens: int = 1024
+    device_share: float = 0.25
+
+
+class GpuTable(EngramTable):
+    """``runtime``: registers rows that lie in host memory; None where the device is the host (interpreted)."""
+
+    def __init__(
+        self, spec: TableSpec, device: torch.device, runtime: HostRuntime | None, tuning: Tuning | None = None
+    ) -> None:
+        over_bus = runtime is not None and spec.placement in ("host", "shared")
+        packed = None
+        if over_bus and spec.placement == "host":
+            packed = host_rows(Shard.plan(spec.rows, spec.head_sizes, spec.exchange).rows, spec.width)
+        super().__init__(spec, device, packed)
+        self._tuning = tuning or Tuning()
+        self._over_bus = over_bus
+        # None: gathered on the CPU, and copied.
+        self._readable = self.packed if self.packed.device == device and spec.placement != "file" else None
+        if runtime is not None and over_bus:
+            self._readable = self._register(runtime)
+            self.ids_device, self.graph_safe = device, True
+        self._cpu = CpuGather(self.packed, self.shard.row_start, device) if self.packed.device.type == "cpu" else None
+        self._hot = HotCache(self.packed, spec.cache_bytes, device) if spec.cache_bytes else None
+        if over_bus and self._hot is None and spec.exchange.data_size == 1:
+            self.host_ids_from = self._tuning.cpu_tokens
+
+    def _register(self, runtime: HostRuntime) -> torch.Tensor:
+        if self.shard.rows == 0:
+            return torch.empty(0, self.spec.width, dtype=torch.uint8, device=self.device)
+        writable = self._shared is None or self._shared.writer
+        with on(self.device):
+            return runtime.register(self.packed, writable).view(self.device)
+
+    def gather(
+        self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
+    ) -> None:
+        if not is_capturing(self.device):
+            self.settle()
+        with on(self.device):
+            if self._readable is None:
+                assert self._cpu is not None  # what the device can't read is in CPU memory
+                self._cpu(ids, out)
+            elif host_ids is not None and self._cpu is not None and not is_capturing(self.device):
+                first = self._tuning.device_share
+                self._cpu(host_ids, out, lambda part: self._read(ids[: part.shape[0]], part, background), first)
+            else:
+                self._read(ids, out, background)
+
+    def _read(self, ids: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+        assert self._readable is not None
+        programs, order = self._programs(background), None
+        if self._over_bus and ids.numel() >= self._tuning.ordered:
+            order = address_order(ids, self.shard.row_start, self.shard.row_stop)
+            programs = self._tuning.in_flight
+        hot = None if self._hot is None else self._hot.set
+        lookup_rows(self._readable, ids, out, self.shard.row_start, programs, order=order, hot=hot)
+
+    def _programs(self, background: bool) -> int | None:
+        """Beside a decoder's own work a look-up leaves it most of the card."""
+        if not background or self.device.type == "cpu":
+            return None
+        return self._tuning.background * int(torch.cuda.get_device_properties(self.device).multi_processor_count)
+
+    def store_cache(self, ids: torch.Tensor) -> int:
+        assert self._hot is not None  # cache_rows asks only tables that have one
+        local = ids - self.shard.row_start
+        self._hot.version = self.version
+        return self._hot.replace(local[(local >= 0) & (local < self.shard.rows)])
+
+    def read_hits(self) -> tuple[int, int]:
+        assert self._hot is not None  # cache_hits asks only tables that have one
+        return self._hot.hits()
+
+    def load(self, values: torch.Tensor | None, scales: torch.Tensor | None, start: int = 0) -> None:
+        # A large table comes in many pieces: of each only what is cached is copied again.
+        current = self._hot is not None and self._hot.version == self.version
+        super().load(values, scales, start)
+        loaded = values if values is not None else scales
+        if self._hot is not None and current and loaded is not None and len(self.stored_rows):
+            first = start - self.shard.row_start
+            self._hot.refresh(first, first + int(loaded.shape[0]))
+            self._hot.version = self.version
+
+    def settle(self) -> None:
+        if self._hot is not None and self._hot.version != self.version:
+            self._hot.refresh(0, self.shard.rows)
+            self._hot.version = self.version
