@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as upstream
 
 Program = tuple[int, int, int]
@@ -27,16 +28,20 @@ _LANES: Final = 256
 _handle: Final = upstream.TensorHandle
 # Operations of the builder that numpy does element by element, whatever dimension leads.
 _ELEMENTWISE: Final = frozenset(
-    """
-    add addptr and ashr assume bitcast ceil clampf cos erf exp exp2 fabs fadd fdiv floor fma fmul fp_ext fp_to_fp
-    fp_to_si fp_to_ui fp_trunc frem fsub iabs idiv int_cast int_to_ptr log log2 lshr maximumf maxnumf maxsi maxui
-    minimumf minnumf minsi minui mul or precise_divf precise_sqrt ptr_to_int rsqrt sdiv select shl si_to_fp sin sqrt
-    srem sub udiv ui_to_fp umulhi urem xor load store dot get_num_programs
-    """.split()
+    name
+    for line in (
+        "add addptr and approx_divf ashr assume bitcast ceil clampf cos erf exp exp2 fabs fadd fdiv floor fma fmul",
+        "fneg fp_ext fp_to_fp fp_to_si fp_to_ui fp_trunc frem fsub iabs idiv int_cast int_to_ptr log log2 lshr",
+        "maximumf maxnumf maxsi maxui minimumf minnumf minsi minui mul or precise_divf precise_sqrt ptr_to_int rsqrt",
+        "sdiv select shl si_to_fp sin sqrt srem sub udiv ui_to_fp umulhi urem xor",
+    )
+    for name in line.split()
 )
+# Those of upstream's that are made of others, or that numpy does for any leading dimension.
+_KEPT: Final = frozenset({"load", "store", "dot", "get_num_programs"})
 
 
-class Apart(BaseException):  # noqa: N818
+class Apart(BaseException):
     """The programs can't go on together. Not an Exception: the interpreter wraps those on their way."""
 
 
@@ -58,6 +63,14 @@ class Alone(upstream.InterpreterBuilder):  # type: ignore[misc]
 
     def set_grid_idx(self, x: int, y: int, z: int) -> None:
         self.grid_idx = self._programs[x]
+
+    # A scalar mask spread over a block is made of integers, which the loads of Triton 3.9 refuse.
+
+    def create_masked_load(self, ptrs: Any, mask: Any, *rest: Any, **named: Any) -> Any:
+        return super().create_masked_load(ptrs, _handle(mask.data.astype(bool, copy=False), tl.int1), *rest, **named)
+
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        return super().create_masked_store(ptrs, value, _handle(mask.data.astype(bool, copy=False), tl.int1), *rest)
 
 
 class Lockstep(upstream.InterpreterBuilder):  # type: ignore[misc]
@@ -105,11 +118,11 @@ class Lockstep(upstream.InterpreterBuilder):  # type: ignore[misc]
         dtype = ptrs.get_element_ty()
         kind = upstream._get_np_dtype(dtype)
         default = np.zeros(1, kind) if other is None else other.data
-        at, chosen, default = np.broadcast_arrays(ptrs.data, mask.data, default)
+        at, chosen, default = np.broadcast_arrays(ptrs.data, mask.data.astype(bool, copy=False), default)
         return _handle(upstream._interpreter.load(at, chosen, default, kind), dtype)
 
     def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *_: Any) -> Any:
-        at, data, chosen = np.broadcast_arrays(ptrs.data, value.data, mask.data)
+        at, data, chosen = np.broadcast_arrays(ptrs.data, value.data, mask.data.astype(bool, copy=False))
         old = upstream._interpreter.load(at, chosen, np.zeros_like(data), data.dtype)
         self._stored.append((at, old, chosen))
         return upstream._interpreter.store(at, data, chosen)
@@ -153,23 +166,25 @@ def _apart(*_: Any, **__: Any) -> Any:
 
 for _name in dir(upstream.InterpreterBuilder):
     _what = _name.removeprefix("create_")
-    if _what != _name and not (_what in _ELEMENTWISE or _what.startswith(("icmp", "fcmp")) or _name in vars(Lockstep)):
+    _fits = _what in _ELEMENTWISE | _KEPT or _what.startswith(("icmp", "fcmp")) or _name in vars(Lockstep)
+    if _name.startswith("create_") and not _fits:
         setattr(Lockstep, _name, _apart)
 
 
 class _Reduce(upstream.ReduceOps):  # type: ignore[misc]
     """Sums, minima and maxima; what a kernel combines by a function of its own is done one by one."""
 
+    axis: Any
     generic_reduce = _apart
 
-    def apply_impl(self, input: tuple[Any, ...]) -> Any:
+    def apply_impl(self, tensors: tuple[Any, ...]) -> Any:
         if self.axis is None:
             if self.keep_dims:
                 raise Apart
-            input = tuple(self.to_tensor(x.handle.data.reshape(x.handle.data.shape[0], -1), x.dtype) for x in input)
+            tensors = tuple(self.to_tensor(x.handle.data.reshape(len(x.handle.data), -1), x.dtype) for x in tensors)
             self.axis = 0
-        self.axis = self.axis % len(input[0].shape) + 1
-        return super().apply_impl(input)
+        self.axis = self.axis % len(tensors[0].shape) + 1
+        return super().apply_impl(tensors)
 
     def to_tensor(self, ret: Any, dtype: Any) -> Any:
         data = np.asarray(ret).astype(upstream._get_np_dtype(dtype), copy=False)
@@ -190,9 +205,9 @@ def agreed(tensor: Any) -> Any:
 
 
 def truth(tensor: Any) -> bool:
-    """``bool(tensor)`` in a kernel; of a block always True, as upstream has it."""
-    if tensor.type.is_block():
-        return bool(tensor.handle.data.all()) if tensor.handle.data.size == 1 else True
+    """``bool(tensor)`` in a kernel; of a block of several elements always True, as upstream has it."""
+    if int(tensor.numel) > 1:
+        return True
     try:
         return bool(agreed(tensor))
     except Apart:
@@ -210,7 +225,8 @@ def launch(original: Callable[..., Any]) -> Callable[..., Any]:
 
         def run(builder: Any, **instead: Any) -> None:
             self.grid = lambda known: (builder.plan(dims(known) if callable(dims) else dims),)
-            with _replaced(interpreter_builder=builder, **instead):
+            semantic = TritonSemantic(builder)
+            with _replaced(interpreter_builder=builder, interpreter_semantic=semantic, **instead):
                 original(self, *args, **kwargs)
 
         together = Lockstep()
