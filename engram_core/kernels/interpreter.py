@@ -106,6 +106,7 @@ def _scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         original(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: int(lockstep.agreed(self)))
         scope.set_attr(tensor, "__bool__", lambda self: lockstep.truth(self))
+        scope.set_attr(tensor, "T", property(lambda self: tl.trans(self)))
 
     return patch
 

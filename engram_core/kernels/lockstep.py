@@ -24,7 +24,7 @@ from triton.runtime import interpreter as upstream
 Program = tuple[int, int, int]
 
 # More programs at a time would only push each other's values out of the cache.
-_LANES: Final = 256
+_LANES: Final = 128
 _handle: Final = upstream.TensorHandle
 # Operations of the builder that numpy does element by element, whatever dimension leads.
 _ELEMENTWISE: Final = frozenset(
