@@ -265,7 +265,7 @@ def _tensors(**changes: torch.Tensor | None) -> dict[str, torch.Tensor]:
     return {key: value for key, value in held.items() if value is not None}
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[dict[str, torch.Tensor], dict[str, Any], str]] = {
     "no counts": (_tensors(counts=None), {}, "'1.counts' is missing"),
     "no layer": ({}, {}, "layers"),
     "wrong order": (_tensors(counts=torch.tensor([1, 9, 1])), {}, "another order"),
