@@ -127,7 +127,7 @@ class Model:
                     )
                     rows = np.unique(ids[place])
                     missed = [np.count_nonzero(level[rows] < len(SIZES_GB) - i) for i in range(len(SIZES_GB))]
-                    total += [rows.size, *missed]
+                    total += np.array([rows.size, *missed])
                 shares = total / (trials * tokens * ids.shape[1])
                 yield f"| {tokens} | {way} | " + " | ".join(f"{share:.1%}" for share in shares) + " |"
 
