@@ -22,10 +22,7 @@ _BLOCK: Final = 2**20
 
 @dataclass(frozen=True)
 class Variant:
-    """A way of running Engram. ``chains``, ``decoder``: stream priorities, lower runs first, 0 is the lowest.
-
-    ``programs``: of background projections of few and of many tokens; ``room``: the first layer projected so.
-    """
+    """A way of running Engram. ``chains``, ``decoder``: stream priorities, lower runs first, 0 is the lowest."""
 
     what: str
     ahead: bool = True
@@ -33,8 +30,6 @@ class Variant:
     decoder: int = 0
     one_stream: bool = False
     keep_bf16: bool = False
-    programs: tuple[int, int] | None = None
-    room: int | None = None
 
 
 VARIANTS: Final = {
@@ -44,12 +39,6 @@ VARIANTS: Final = {
     "low": Variant("the decoder on a stream of high priority, so that look-ups and chains yield", decoder=-1),
     "one": Variant("look-ups and chains on one stream", one_stream=True),
     "bf16": Variant("keep_bf16", keep_bf16=True),
-    "full": Variant("every projection at full speed", room=99),
-    "slow": Variant("every projection in the background", room=0),
-    "half": Variant("background projections of half as many programs", programs=(132, 33)),
-    "twice": Variant("background projections of twice as many programs", programs=(528, 132)),
-    "low-full": Variant("full speed, the decoder on a stream of high priority", decoder=-1, room=99),
-    "low-slow": Variant("all in the background, the decoder on a stream of high priority", decoder=-1, room=0),
 }
 
 
@@ -158,11 +147,6 @@ class Arms:
         if variant.chains:
             for holder in (made.backend, made.prefetch):
                 _set_stream(holder, torch.Stream(device=self._device, priority=variant.chains))
-        for layer in made.layers.values():
-            if variant.programs is not None:
-                layer.wkv.background_programs = variant.programs  # type: ignore[assignment]
-            if variant.room is not None and made.prefetch is not None:
-                made.prefetch._chains[layer]._background = layer.layer_id >= variant.room  # type: ignore[attr-defined]
         if variant.one_stream:
             _set_stream(made.backend, made.prefetch._side)  # type: ignore[union-attr]
         return made

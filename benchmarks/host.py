@@ -6,7 +6,7 @@
 One layer's table at full size (``--vocab-size`` scales it down), random finite rows. Times are of look-ups to bf16:
 
 * captured: one graph of several look-ups, the median over replays. "new": every look-up has ids of its own, as in a
-  model; "again": one look-up replayed with the same ids, whose address translations the bus may still hold.
+  model; "again": the same ids time after time, whose address translations the bus may still hold.
 * eager: one call until its rows are there, by the wall clock, the ids in device memory alone or in CPU memory too.
 * text: ids of consecutive tokens of real text (``--text``, as benchmarks/hot_rows.py saves them), without hot rows and
   with them in a cache. ``--hot-more``: further cached rows, for a second, larger cache.
@@ -135,7 +135,8 @@ class Bench:
             for name in names:
                 ways[name] = lambda x, name=name: self.peers.lookups(self.table._readable, self.rows, x)[name]
             new = {n: self.captured(w, ids, lambda t=tokens: self.uniform(SETS[t], t)) for n, w in ways.items()}
-            again = {f"{name} again": self.captured(way, ids[:1], None) for name, way in ways.items()}
+            same = ids[:1].expand(SETS[tokens], -1, -1)
+            again = {f"{name} again": self.captured(way, same, None) for name, way in ways.items()}
             self.line("captured", tokens, **new, **again, target=CAPTURED[tokens])
         for tokens in (256, *EAGER):
             ids = self.uniform(1, tokens)[0]
@@ -201,7 +202,7 @@ class Bench:
         plain = self.table._tuning
         for tokens in (16, 32, 64, 128, 256, 1024, 4096):
             sets = SETS.get(tokens, 64)
-            for in_flight in (None, 33, 66, 132, 264):
+            for in_flight in (None, 132):
                 ordered = 2**40 if in_flight is None else 0
                 self.table._tuning = replace(plain, ordered=ordered, in_flight=in_flight or 0)
                 spent = self.captured(self.ours(tokens), self.uniform(sets, tokens),
@@ -213,8 +214,8 @@ class Bench:
         for tokens in (256, 512, 1024, 2048, 4096):
             self.table._tuning = plain
             self.line("tune: no host ids", tokens, us=self.eager(tokens, False))
-            for rows in (3072, 6144, 12288, 24576, 98304):
-                for share in (0.0, 0.15, 0.25, 0.35):
+            for rows in (6144, 12288, 24576, 49152, 98304):
+                for share in (0.0, 0.2, 0.3, 0.4):
                     gather._PIECE_ROWS = rows
                     self.table._tuning = replace(plain, device_share=share, cpu_tokens=0)
                     self.table.host_ids_from = 0

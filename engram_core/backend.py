@@ -43,8 +43,6 @@ class Wkv(nn.Module, ABC):
     """Takes rows ``[T, C, W]`` uint8 as they lie in the table, and not only bf16."""
     side_stream_safe: bool = False
     """May run beside other matrix products of the process."""
-    accepts_background: bool = False
-    """:meth:`forward` takes ``background=True``: leave room to other work, the result being the same bits."""
     collective_in_forward: bool = False
     """:meth:`forward` exchanges between ranks; it then takes ``ahead=True`` to do so on ``Parallel.ahead``."""
     collective_in_post: bool = False
@@ -91,13 +89,10 @@ class Wkv(nn.Module, ABC):
         """Keep checked weights in the backend's own form. Called by :meth:`load`; copies, never keeps the caller's."""
 
     @abstractmethod
-    def forward(
-        self, rows: torch.Tensor, *, out: torch.Tensor | None = None, ahead: bool = False, background: bool = False
-    ) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, *, out: torch.Tensor | None = None, ahead: bool = False) -> torch.Tensor:
         """``rows`` ``[T, C, D]`` bf16 (or ``[T, C, W]`` uint8) to ``kv`` ``[T, kv_features]``.
 
-        ``ahead`` is passed only where ``collective_in_forward``, ``background`` only where ``accepts_background``. T=0
-        makes no matrix product.
+        ``ahead`` is passed only where ``collective_in_forward``. T=0 makes no matrix product.
         """
 
     def check_rows(self, rows: torch.Tensor, out: torch.Tensor | None) -> int:

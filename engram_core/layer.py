@@ -131,16 +131,11 @@ class Engram(nn.Module):
             raise StepError(f"layer {self.layer_id}: the table was written after prepare; prepare again")
         return self._exchange.join(staged.rows, staged.num_tokens, staged.slot, ahead)
 
-    def project(
-        self, rows: torch.Tensor, out: torch.Tensor | None = None, *, ahead: bool = False, background: bool = False
-    ) -> torch.Tensor:
-        """``kv`` of whole rows; ``out`` ``[window, kv_features]``. ``background``: other work runs beside it."""
-        options = {}
-        if ahead and self.wkv.collective_in_forward:
-            options["ahead"] = True
-        if background and self.wkv.accepts_background:
-            options["background"] = True
-        return self.wkv.forward(rows, out=out, **options)
+    def project(self, rows: torch.Tensor, out: torch.Tensor | None = None, *, ahead: bool = False) -> torch.Tensor:
+        """``kv`` of whole rows; ``out`` ``[window, kv_features]``."""
+        if self.wkv.collective_in_forward and ahead:
+            return self.wkv.forward(rows, out=out, ahead=True)
+        return self.wkv.forward(rows, out=out)
 
     def inject(
         self, hidden_states: torch.Tensor, kv: torch.Tensor, num_tokens: int, token_mask: torch.Tensor | None
@@ -185,11 +180,7 @@ class Engram(nn.Module):
         )
         ids = torch.full((tokens, self.table.spec.columns), -1, dtype=torch.int32, device=self.table.ids_device)
         self.prepare(ids, tokens if self.table.spec.exchange.data_size > 1 else None)
-        rows = self.take_rows()
-        kv = self.project(rows)
-        if self.wkv.accepts_background:
-            kv = self.project(rows, background=True)
-        self.inject(hidden, kv, tokens, None)
+        self.forward_staged(hidden)
 
     def _check_hidden(self, hidden_states: torch.Tensor, tokens: int, token_mask: torch.Tensor | None) -> Window:
         mine = window(tokens, self.parallel)

@@ -28,18 +28,14 @@ class _Chain:
 class InlinePrefetch(Prefetch):
     """Chains that run where they are started; results lie in one persistent buffer a layer."""
 
-    def __init__(self, layers: Sequence[Engram], max_rows: int, *, background: bool = False) -> None:
-        """``background``: the projections leave room to other work, where they can.
-
-        Raises :class:`UnsupportedConfigError` for a layer whose WKV can't run ahead, with all reasons.
-        """
+    def __init__(self, layers: Sequence[Engram], max_rows: int) -> None:
+        """Raises :class:`UnsupportedConfigError` for a layer whose WKV can't run ahead, with all reasons."""
         if isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 0:
             raise InvalidArgumentError("max_rows", repr(max_rows), "an int of at least 0")
         for layer in layers:
             if reasons := layer.backend.prefetchable(layer):
                 raise UnsupportedConfigError(f"prefetch: the WKV of layer {layer.layer_id} can't run ahead", reasons)
         self.max_rows = max_rows
-        self._background = background
         self._layers = tuple(layers)
         self._chains: dict[Engram, _Chain] = {}
         self._kv = {
@@ -56,7 +52,7 @@ class InlinePrefetch(Prefetch):
             if staged is None or staged.num_tokens != num_tokens or staged.table_version != layer.table.version:
                 continue
             rows = layer.take_rows(ahead=True)
-            kv = layer.project(rows, self._kv[layer][:num_tokens], ahead=True, background=self._background)
+            kv = layer.project(rows, self._kv[layer][:num_tokens], ahead=True)
             self._chains[layer] = _Chain(kv, num_tokens, layer.wkv.version, layer.table.version)
 
     def started(self, layer: Engram) -> bool:

@@ -15,7 +15,7 @@ import torch
 from engram_core.kernels.lookup import lookup_rows
 
 # Rows a piece: fewer, and starting the CPU's threads costs more than what overlaps.
-_PIECE_ROWS: Final = 12288
+_PIECE_ROWS: Final = 24576
 
 
 class CpuGather:
@@ -41,11 +41,9 @@ class CpuGather:
         ``meanwhile(out[:n])``: launches the look-up of the first ``n = share * T`` tokens in another way. The current
         stream has everything when this returns; the calling thread works until the last piece is on its way.
         """
-        tokens, columns = (int(n) for n in ids.shape)
-        first = int(tokens * share) if meanwhile is not None else 0
-        pieces = max(1, round((tokens - first) * columns / _PIECE_ROWS))
+        first = int(ids.shape[0] * share) if meanwhile is not None else 0
         if self._copies is None:
-            self._piece(ids, out)
+            self._gather(ids, out)
             return
         current = torch.accelerator.current_stream(self._device)
         # Before the device's own share: the copies must not wait for it, only for earlier readers of ``out``.
@@ -53,25 +51,35 @@ class CpuGather:
         if meanwhile is not None and first:
             meanwhile(out[:first])
         with self._copies:
-            for part_ids, part_out in zip(ids[first:].chunk(pieces), out[first:].chunk(pieces), strict=True):
-                self._piece(part_ids, part_out)
+            self._gather(ids[first:], out[first:])
         current.wait_stream(self._copies)
 
-    def _piece(self, ids: torch.Tensor, out: torch.Tensor) -> None:
-        local = ids.to(torch.int64) - self._start
-        owned = (local >= 0) & (local < self._packed.shape[0])
-        count, width = local.numel(), self._packed.shape[1]
+    def _gather(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+        tokens, columns = (int(n) for n in ids.shape)
+        rows, width = (int(n) for n in self._packed.shape)
+        flat = ids.reshape(-1)
+        index = flat if self._start == 0 else flat - self._start
+        elsewhere = None
+        low, high = torch.aminmax(index)  # one pass tells that all rows are here, as they are on one rank
+        if low < 0 or high >= rows:
+            elsewhere = (index < 0) | (index >= rows)
+            index = index.masked_fill(elsewhere, 0)
         # torch keeps page-locked memory until the copies from it are done.
-        gathered = torch.empty(count, width, dtype=torch.uint8, pin_memory=self._pinned)
-        whole = bool(owned.all())
-        torch.index_select(self._packed, 0, (local if whole else local.masked_fill(~owned, 0)).flatten(), out=gathered)
-        if not whole:
-            gathered.masked_fill_(~owned.flatten().unsqueeze(1), 0)
-        there = gathered.to(self._device, non_blocking=True)
-        if out.dtype == torch.uint8:
-            out.copy_(there.view(out.shape))
-        else:
-            lookup_rows(there, self._count(count).view(ids.shape), out)
+        gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, pin_memory=self._pinned)
+        there = torch.empty(tokens, columns, width, dtype=torch.uint8, device=self._device)
+        each = max(1, -(-tokens // max(1, round(tokens * columns / _PIECE_ROWS))))
+        for begin in range(0, tokens, each):
+            end = min(begin + each, tokens)
+            part = slice(begin * columns, end * columns)
+            torch.index_select(self._packed, 0, index[part], out=gathered[part])
+            if elsewhere is not None:
+                gathered[part].masked_fill_(elsewhere[part].unsqueeze(1), 0)
+            there[begin:end].copy_(gathered[part].view(end - begin, columns, width), non_blocking=True)
+            if out.dtype == torch.uint8:
+                out[begin:end].copy_(there[begin:end])
+            else:
+                count = self._count((end - begin) * columns).view(end - begin, columns)
+                lookup_rows(there[begin:end].view(-1, width), count, out[begin:end])
 
     def _count(self, rows: int) -> torch.Tensor:
         """0, 1, 2, ... on the device: gathered rows lie in order."""

@@ -8,7 +8,6 @@ whole. torch.Stream and torch.Event are of whatever kind the device is (CUDA or 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import torch
 
@@ -16,10 +15,6 @@ from engram_core.backend import Prefetch
 from engram_core.kernels.device import on
 from engram_core.layer import Engram
 from engram_core.prefetch import InlinePrefetch
-
-# Decoder layers before an Engram layer from which on its projection has time: it then runs at a fraction of the card's
-# bandwidth and leaves the rest to them, where a projection at full speed would stop them for as long as it takes.
-_ROOM: Final = 4
 
 
 class SideStreamPrefetch(Prefetch):
@@ -29,9 +24,7 @@ class SideStreamPrefetch(Prefetch):
         """Raises :class:`~engram_core.errors.UnsupportedConfigError` for a layer whose WKV can't run ahead."""
         self._device = device
         self._side = torch.Stream(device=device)
-        self._chains = {
-            layer: InlinePrefetch([layer], max_rows, background=layer.layer_id >= _ROOM) for layer in layers
-        }
+        self._chains = {layer: InlinePrefetch([layer], max_rows) for layer in layers}
         self._events: dict[Engram, torch.Event] = {}
 
     def start(self, num_tokens: int) -> None:

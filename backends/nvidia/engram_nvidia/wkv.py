@@ -54,12 +54,10 @@ class ColumnWkv(Wkv):
         """Keep this rank's e4m3fn weights ``[N / P, K]`` and scale bytes."""
 
     @abstractmethod
-    def project(self, rows: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+    def project(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         """Fill ``out`` ``[T, N / P]``, T at least 1, from checked rows ``[T, C, D | W]``, by the codes."""
 
-    def forward(
-        self, rows: torch.Tensor, *, out: torch.Tensor | None = None, ahead: bool = False, background: bool = False
-    ) -> torch.Tensor:
+    def forward(self, rows: torch.Tensor, *, out: torch.Tensor | None = None, ahead: bool = False) -> torch.Tensor:
         tokens = self.check_rows(rows, out)
         share = self.columns.stop - self.columns.start
         with on(self.device):
@@ -67,21 +65,21 @@ class ColumnWkv(Wkv):
                 if out is None:
                     out = torch.empty(tokens, share, dtype=self.spec.dtype, device=self.device)
                 if tokens:
-                    self._fill(rows, out, background)
+                    self._fill(rows, out)
                 return out
             if tokens == 0:  # on every rank: they hold the same tokens
                 empty = torch.empty(0, self.kv_features, dtype=self.spec.dtype, device=self.device)
                 return empty if out is None else out
             part = torch.empty(tokens, share, dtype=self.spec.dtype, device=self.device)
-            self._fill(rows, part, background)
+            self._fill(rows, part)
             whole = self.parallel.communicator(ahead).all_gather(part, 1)
             return whole if out is None else out.copy_(whole)
 
-    def _fill(self, rows: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+    def _fill(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         if self._dense is not None and self.dense_only:
             product(self.inputs(rows), self._dense, out)
         else:
-            self.project(rows, out, background)
+            self.project(rows, out)
 
     @property
     def dense_only(self) -> bool:

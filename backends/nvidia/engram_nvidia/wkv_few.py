@@ -22,9 +22,8 @@ from engram_nvidia.decode import scaled, shifted_codes
 from engram_nvidia.weights import PackedWeight
 
 
-@triton.jit
-def _few_tile(
-    tile,
+@triton.jit(do_not_specialize=["num_tokens"])
+def _few_kernel(
     rows,
     words,
     scales,
@@ -46,6 +45,7 @@ def _few_tile(
     NB: tl.constexpr = BN // 16
     MB: tl.constexpr = BM // 8
     KB: tl.constexpr = BK // 32
+    tile = tl.program_id(0)
     warp = tl.arange(0, WARPS)
     nb = tl.arange(0, NB)
     kb = tl.arange(0, KB)
@@ -98,54 +98,15 @@ def _few_tile(
     tl.store(out + to, total, mask=(m < num_tokens)[None, :] & (n < N)[:, None])
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
-def _few_kernel(
-    rows,
-    words,
-    scales,
-    out,
-    num_tokens,
-    rows_stride,
-    out_stride,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    PADDED_N: tl.constexpr,
-    PADDED_K: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    WARPS: tl.constexpr,
-    BY_ROW: tl.constexpr,
-    FAST: tl.constexpr,
-    LOOP: tl.constexpr,
-):
-    if LOOP:
-        for tile in range(tl.program_id(0), (N + BN - 1) // BN, tl.num_programs(0)):
-            _few_tile(
-                tile, rows, words, scales, out, num_tokens, rows_stride, out_stride,
-                N, K, PADDED_N, PADDED_K, BN, BM, BK, WARPS, BY_ROW, FAST,
-            )  # fmt: skip
-    else:
-        _few_tile(
-            tl.program_id(0), rows, words, scales, out, num_tokens, rows_stride, out_stride,
-            N, K, PADDED_N, PADDED_K, BN, BM, BK, WARPS, BY_ROW, FAST,
-        )  # fmt: skip
-
-
-def wkv_few(
-    rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip, max_programs: int | None = None
-) -> torch.Tensor:
+def wkv_few(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip) -> torch.Tensor:
     """``out`` ``[T, N]`` bf16 from ``rows`` ``[T, K]`` bf16, T at most 64, both dense in the last dimension.
 
-    ``max_programs``: beside other work, to leave it room; the result is the same bits. Operands are checked by the
-    caller.
+    Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
     bm = max(8, triton.next_power_of_2(tokens))
     bn, bk, warps = _shape(bm, weight.n)
-    tiles = triton.cdiv(weight.n, bn)
-    programs = tiles if max_programs is None else min(tiles, max_programs)
-    _few_kernel[(programs,)](
+    _few_kernel[(triton.cdiv(weight.n, bn),)](
         rows,
         weight.words,
         weight.scales,
@@ -163,7 +124,6 @@ def wkv_few(
         WARPS=warps,
         BY_ROW=weight.by_row,
         FAST=chip.fast and weight.fast,
-        LOOP=programs < tiles,
         num_warps=warps,
     )
     return out

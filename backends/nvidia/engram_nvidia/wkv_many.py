@@ -24,9 +24,8 @@ from engram_nvidia.weights import PackedWeight
 _PROGRAMS = 264
 
 
-@triton.jit
-def _many_tile(
-    tile,
+@triton.jit(do_not_specialize=["num_tokens"])
+def _many_kernel(
     rows,
     words,
     scales,
@@ -54,10 +53,10 @@ def _many_tile(
     tiles_n: tl.constexpr = (N + BN - 1) // BN
     tiles_m = tl.cdiv(num_tokens, BM)
     each = GROUP * tiles_m
-    first = tile // each * GROUP
+    first = tl.program_id(0) // each * GROUP
     size = tl.minimum(tiles_n - first, GROUP)
-    tile_n = first + tile % each % size
-    tile_m = tile % each // size
+    tile_n = first + tl.program_id(0) % each % size
+    tile_m = tl.program_id(0) % each // size
 
     nb = tl.arange(0, NB)
     kb = tl.arange(0, KB)
@@ -109,44 +108,6 @@ def _many_tile(
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
-def _many_kernel(
-    rows,
-    words,
-    scales,
-    out,
-    num_tokens,
-    rows_stride,
-    out_stride,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    PADDED_N: tl.constexpr,
-    PADDED_K: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    GROUP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    BY_ROW: tl.constexpr,
-    FAST: tl.constexpr,
-    SETTLE: tl.constexpr,
-    LOOP: tl.constexpr,
-):
-    if LOOP:
-        tiles = (N + BN - 1) // BN * tl.cdiv(num_tokens, BM)
-        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
-            _many_tile(
-                tile, rows, words, scales, out, num_tokens, rows_stride, out_stride,
-                N, K, PADDED_N, PADDED_K, BN, BM, BK, GROUP, SPLIT, STAGES, BY_ROW, FAST, SETTLE,
-            )  # fmt: skip
-    else:
-        _many_tile(
-            tl.program_id(0), rows, words, scales, out, num_tokens, rows_stride, out_stride,
-            N, K, PADDED_N, PADDED_K, BN, BM, BK, GROUP, SPLIT, STAGES, BY_ROW, FAST, SETTLE,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["num_tokens"])
 def _sum_kernel(
     parts,
     out,
@@ -164,21 +125,16 @@ def _sum_kernel(
     tl.store(out + token * out_stride + n, total.to(tl.bfloat16), mask=n < N)
 
 
-def wkv_many(
-    rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip, max_programs: int | None = None
-) -> torch.Tensor:
+def wkv_many(rows: torch.Tensor, weight: PackedWeight, out: torch.Tensor, chip: Chip) -> torch.Tensor:
     """``out`` ``[T, N]`` bf16 from ``rows`` ``[T, K]`` bf16, both dense in the last dimension; any T.
 
-    ``max_programs``: beside other work, to leave it room; the result is the same bits. Operands are checked by the
-    caller.
+    Operands are checked by the caller.
     """
     tokens = int(rows.shape[0])
     tile = _tile(tokens, weight.n, chip)
     split = _split(tokens, weight, tile)
     parts = out if split == 1 else torch.empty(split, tokens, weight.n, dtype=torch.float32, device=out.device)
-    tiles = triton.cdiv(weight.n, tile.bn) * triton.cdiv(tokens, tile.bm)
-    programs = tiles if max_programs is None else min(tiles, max(1, max_programs // split))
-    _many_kernel[(programs, split)](
+    _many_kernel[(triton.cdiv(weight.n, tile.bn) * triton.cdiv(tokens, tile.bm), split)](
         rows,
         weight.words,
         weight.scales,
@@ -199,7 +155,6 @@ def wkv_many(
         BY_ROW=weight.by_row,
         FAST=chip.fast and weight.fast,
         SETTLE=chip.settle,
-        LOOP=programs < tiles,
         num_warps=tile.warps,
     )
     if split > 1:

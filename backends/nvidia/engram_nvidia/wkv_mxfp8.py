@@ -56,7 +56,7 @@ class Mxfp8Wkv(ColumnWkv):
             self._dense.fill_(float("nan"))
             self._dense = None
 
-    def project(self, rows: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+    def project(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         assert self._codes is not None  # ``dense_only`` sends everything else elsewhere
         assert self._scales is not None
         if rows.dtype != torch.uint8:

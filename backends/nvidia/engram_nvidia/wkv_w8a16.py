@@ -32,10 +32,6 @@ _INFINITE: Final = 135
 class W8A16Wkv(ColumnWkv):
     """``chip``: of the device."""
 
-    accepts_background = True
-    background_programs = (264, 66)
-    """Of few and of many tokens: so few that a decoder's own programs find room on every multiprocessor."""
-
     def __init__(self, spec: WkvSpec, device: torch.device, chip: Chip) -> None:
         super().__init__(spec, device)
         self._chip = chip
@@ -68,17 +64,16 @@ class W8A16Wkv(ColumnWkv):
             self._retired.append(self._packed)
             self._packed = None
 
-    def project(self, rows: torch.Tensor, out: torch.Tensor, background: bool) -> None:
+    def project(self, rows: torch.Tensor, out: torch.Tensor) -> None:
         weight = self._packed
         assert weight is not None  # ``dense_only`` sends everything else elsewhere
         inputs, tokens = self.inputs(rows), int(rows.shape[0])
-        few, many = self.background_programs if background else (None, None)
         if self._dense is not None and tokens > copy_tokens(weight.n):
             product(inputs, self._dense, out)
         elif tokens <= few_tokens(weight.n):
-            wkv_few(inputs, weight, out, self._chip, few)
+            wkv_few(inputs, weight, out, self._chip)
         elif tokens <= _WORKSPACE_TOKENS:
-            wkv_many(inputs, weight, out, self._chip, many)
+            wkv_many(inputs, weight, out, self._chip)
         else:
             whole = torch.empty(weight.n, weight.k, dtype=torch.bfloat16, device=out.device)
             product(inputs, expand(weight, whole, self._chip), out)

@@ -72,16 +72,6 @@ def test_wide_scales_are_not_decoded_fast() -> None:
         assert pack_weight(*weight(32, 128, low=high - 1, high=high), CPU).fast == fast
 
 
-@pytest.mark.parametrize("kernel", [wkv_few, wkv_many])
-@pytest.mark.parametrize("programs", [1, 3])
-def test_fewer_programs_give_the_same_bits(kernel: object, programs: int) -> None:
-    packed = pack_weight(*weight(160, 512), CPU)
-    rows = torch.randn(20, 512, generator=torch.Generator().manual_seed(3)).bfloat16()
-    whole = kernel(rows, packed, torch.zeros(20, 160, dtype=BF16), INTERPRETED_CHIP)  # type: ignore[operator]
-    few = kernel(rows, packed, torch.zeros(20, 160, dtype=BF16), INTERPRETED_CHIP, programs)  # type: ignore[operator]
-    assert torch.equal(few, whole)
-
-
 def test_rows_of_a_tile_are_independent() -> None:
     packed = pack_weight(*weight(64, 512), CPU)
     rows = torch.randn(6, 512).to(BF16)
