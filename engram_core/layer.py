@@ -66,6 +66,8 @@ class Engram(nn.Module):
         self.max_tokens = max_tokens
         self.parallel: Parallel = wkv.parallel
         self.staged: StagedRows | None = None
+        self.reading: torch.Event | None = None
+        """Recorded when a chain on another stream has read :attr:`staged`'s buffer; None: nothing to wait for."""
         self._exchange = RowExchange(table.spec.exchange, table.shard, table.spec.columns)
         width = table.spec.width if wkv.accepts_packed else table.spec.head_dim
         self._buffer = torch.empty(
@@ -96,18 +98,23 @@ class Engram(nn.Module):
         rows = self._buffer[: wanted.shape[0]]
         stream = self.backend.lookup_stream()
         ready = None
+        if self.reading is not None:
+            # A chain that the current stream has not waited for: what comes below does not cover it.
+            (stream or torch.accelerator.current_stream(self.backend.device)).wait_event(self.reading)
         if stream is None:
             self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed, host_ids=host_ids)
         else:
             current = torch.accelerator.current_stream(self.backend.device)
             # torch.Event, whatever kind the stream is: a torch.Stream "waits" for a torch.cuda.Event without waiting.
             begun, ready = torch.Event(self.backend.device), torch.Event(self.backend.device)
+            # Not only for the ids: gates and projections on the current stream may still read the buffer.
             begun.record(current)
             stream.wait_event(begun)
             with stream:
                 self.table.lookup(wanted, out=rows, background=True, packed=self.wkv.accepts_packed, host_ids=host_ids)
             ready.record(stream)
             if wanted.device.type != "cpu":  # ids of a table that is gathered on the CPU
+                # The caller may drop them now; their memory is not to be given away before they are read.
                 wanted.record_stream(stream)
         self.staged = StagedRows(rows, tokens, slot, ready, self.table.version)
 

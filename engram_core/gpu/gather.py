@@ -52,6 +52,7 @@ class CpuGather:
             meanwhile(out[:first])
         with self._copies:
             self._gather(ids[first:], out[first:])
+        # Whoever waits for the look-up waits for the current stream.
         current.wait_stream(self._copies)
 
     def _gather(self, ids: torch.Tensor, out: torch.Tensor) -> None:
@@ -64,7 +65,7 @@ class CpuGather:
         if low < 0 or high >= rows:
             elsewhere = (index < 0) | (index >= rows)
             index = index.masked_fill(elsewhere, 0)
-        # torch keeps page-locked memory until the copies from it are done.
+        # A new one each time: the copies may wait for long, and torch keeps page-locked memory until they are done.
         gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, pin_memory=self._pinned)
         there = torch.empty(tokens, columns, width, dtype=torch.uint8, device=self._device)
         each = max(1, -(-tokens // max(1, round(tokens * columns / _PIECE_ROWS))))

@@ -47,7 +47,9 @@ class HotCache:
     def replace(self, local: torch.Tensor) -> int:
         """Cache rows ``local`` (int64 on the CPU, the most wanted first), as many as fit; return how many.
 
-        To be called between steps: it waits for the device before it begins and when it ends.
+        To be called between steps: it waits for the device before it begins and when it ends, since look-ups run on
+        streams that this one knows nothing of. A look-up between reading the bits and the row must not see it change,
+        and one that comes after must not see bits of which the ranks are another set's.
         """
         self._settle()
         self.set.bits.zero_()  # from here on nothing is cached, should a copy fail

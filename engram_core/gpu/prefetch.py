@@ -28,15 +28,20 @@ class SideStreamPrefetch(Prefetch):
         self._events: dict[Engram, torch.Event] = {}
 
     def start(self, num_tokens: int) -> None:
-        """The chains' buffers are free once what the current stream holds by now is done: gates read them there."""
-        self.join()
+        """The chains' buffers are free once what the current stream holds by now is done: gates read them there.
+
+        Chains of an earlier start need no wait: these come after them on the same stream, and their events stay until
+        they are waited for or replaced.
+        """
         with on(self._device):
+            # A look-up waited for the current stream, and a chain waits for it, but for what came before the look-up
+            # alone: not for weights loaded since, nor for gates of the step before that were enqueued since.
             self._side.wait_stream(torch.accelerator.current_stream(self._device))
             with self._side:
                 for layer, chain in self._chains.items():
                     chain.start(num_tokens)
                     if chain.started(layer):
-                        self._events[layer] = self._side.record_event()
+                        layer.reading = self._events[layer] = self._side.record_event()
 
     def started(self, layer: Engram) -> bool:
         chain = self._chains.get(layer)
@@ -46,6 +51,8 @@ class SideStreamPrefetch(Prefetch):
         event = self._events.pop(layer, None)
         if event is not None:
             torch.accelerator.current_stream(self._device).wait_event(event)
+            if layer.reading is event:
+                layer.reading = None  # the next look-up waits for the current stream
 
     def apply(
         self, layer: Engram, hidden_states: torch.Tensor, hash_ids: torch.Tensor, token_mask: torch.Tensor | None

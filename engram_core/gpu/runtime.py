@@ -101,10 +101,11 @@ class Registration:
             self.pointer, device, memory.numel() * memory.element_size()
         )
         seen = torch.empty(0, dtype=memory.dtype, device=device).set_(storage, 0, memory.shape, memory.stride())
-        weakref.finalize(seen.untyped_storage(), self._close).atexit = False
+        weakref.finalize(seen.untyped_storage(), self._close, device).atexit = False
         return seen
 
-    def _close(self) -> None:
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+    def _close(self, device: torch.device) -> None:
+        # Whether giving memory back waits for kernels that read it is the runtime's own affair, and not documented.
+        if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            torch.cuda.synchronize(device)
         self.runtime.unregister(self.memory.data_ptr())

@@ -114,6 +114,9 @@ class GpuTable(EngramTable):
     def load(self, values: torch.Tensor | None, scales: torch.Tensor | None, start: int = 0) -> None:
         # A large table comes in many pieces: of each only what is cached is copied again.
         current = self._hot is not None and self._hot.version == self.version
+        if self._over_bus and self.device.type == "cuda":
+            # The CPU writes behind no stream: what was enqueued before it still reads the rows of before.
+            torch.cuda.synchronize(self.device)
         super().load(values, scales, start)
         loaded = values if values is not None else scales
         if self._hot is not None and current and loaded is not None and len(self.stored_rows):

@@ -17,7 +17,7 @@ from engram_conformance.cases.model import unique
 
 from engram_core.info import API_VERSION, Capability
 
-AREAS = ("hash", "rows", "wkv", "gate", "step", "ahead", "graphs", "refusals", "parallel", "lifecycle")
+AREAS = ("hash", "rows", "wkv", "gate", "step", "ahead", "graphs", "streams", "refusals", "parallel", "lifecycle")
 
 
 def _functions() -> dict[tuple[str, str], Callable[..., None]]:

@@ -28,6 +28,7 @@ CASES = (
     ),
     _case("late-inputs-plain", "late_inputs", "The same for a batch that does not run ahead.", tokens=40),
     _case("late-lookup", "late_lookup", "Look-ups that are late are waited for.", "three", tokens=9),
+    _case("late-lookup-plain", "late_lookup", "The same for a batch that does not run ahead.", "three", tokens=40),
     _case("own-stream", "own_stream", "Steps on a stream of the caller's.", "three", tokens=9),
     _case("changing-streams", "changing_streams", "Each step on another stream of the caller's.", "three", tokens=9),
     _case(
@@ -55,6 +56,24 @@ CASES = (
     ),
     _case("replay-plain", "replay", "A captured batch that does not run ahead.", "small", _GRAPH, tokens=40),
     _case("skipped-layer", "replay", "A layer that the captured step skips.", "three", _GRAPH, tokens=9, order=(5, 0)),
+    _case("skipped-last", "replay", "The last layer is skipped.", "three", _GRAPH, tokens=9, order=(0, 2)),
+    _case(
+        "skipped-last-plain",
+        "replay",
+        "The last layer of a batch that does not run ahead is skipped.",
+        "three",
+        _GRAPH,
+        tokens=40,
+        order=(0, 2),
+    ),
+    _case(
+        "overtaken",
+        "overtaken",
+        "A captured step whose chains were started, and that one which starts none overtook.",
+        "three",
+        _GRAPH,
+        tokens=(9, 40),
+    ),
     _case(
         "skipped-layer-plain",
         "replay",

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from engram_conformance.cases import Case
 from engram_conformance.data import model
+from engram_conformance.delays import needs_streams, new_stream, sleep
 from engram_conformance.driver import Work, hot_rows
 from engram_conformance.subject import Subject
 from engram_core.memory import EngramMemory
-
-_CYCLES = 40_000_000  # about 20 ms
-
-
-def _needs_streams(subject: Subject) -> None:
-    if subject.device.type == "cpu":
-        subject.not_run("a CPU has no streams")
-    if subject.device.type != "cuda":
-        subject.not_run(f"a delay on a stream needs torch.cuda; the device is {subject.device}")
-
-
-def _delay() -> None:
-    torch.cuda._sleep(_CYCLES)  # type: ignore[no-untyped-call]
-
-
-def _stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
 
 class Rig:
     """A memory with static buffers, as an engine that captures graphs has them."""
 
     def __init__(self, case: Case, subject: Subject, tokens: int, memory: EngramMemory | None = None) -> None:
-        _needs_streams(subject)
+        needs_streams(subject)
         self.case, self.subject, self.tokens = case, subject, tokens
         self.memory = memory or subject.memory(model(case.geometry))
         self.work = self.make(0)
@@ -61,11 +45,7 @@ class Rig:
         return results
 
     def capture(self, order: Sequence[int] | None = None) -> tuple[Any, dict[int, torch.Tensor]]:
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            results = self.step(order)
-        return graph, results
+        return captured(lambda: self.step(order))
 
     def late(self, work: Work) -> None:
         """Fill the buffers once a delay has run; until then they hold other ids."""
@@ -73,10 +53,22 @@ class Rig:
         ids = self.subject.to(work.tokens)
         self.batch.input_ids.fill_(1)
         torch.cuda.synchronize()
-        _delay()
+        sleep()
         self.batch.input_ids.copy_(ids)
         for layer_id, buffer in self.hidden.items():
             buffer.copy_(given[layer_id])
+
+
+def captured(work: Callable[[], dict[int, torch.Tensor]]) -> tuple[Any, dict[int, torch.Tensor]]:
+    """``work`` in a graph, and the tensors in which a replay leaves its results."""
+    graph, before = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+    torch.cuda.synchronize()
+    try:
+        with torch.cuda.graph(graph):
+            results = work()
+    finally:
+        torch.cuda.set_stream(before)  # a capture that fails as it ends leaves its own stream the current one
+    return graph, results
 
 
 def test_late_inputs(case: Case, subject: Subject) -> None:
@@ -97,13 +89,13 @@ def test_late_lookup(case: Case, subject: Subject) -> None:
         work = rig.make(seed)
         rig.fill(work)
         with torch.cuda.stream(stream):  # type: ignore[arg-type]
-            _delay()
+            sleep()
         work.judge(subject, rig.step())
 
 
 def test_own_stream(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject, case.params["tokens"])
-    stream = _stream()
+    stream = new_stream()
     for seed in range(3):
         work = rig.make(seed)
         stream.wait_stream(torch.cuda.current_stream())
@@ -116,13 +108,13 @@ def test_own_stream(case: Case, subject: Subject) -> None:
 
 def test_changing_streams(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject, case.params["tokens"])
-    streams = [_stream() for _ in range(3)]
+    streams = [new_stream() for _ in range(3)]
     kept = []
     for seed in range(6):
         work, stream = rig.make(seed), streams[seed % 3]
         stream.wait_stream(streams[(seed - 1) % 3])
         with torch.cuda.stream(stream):
-            _delay()
+            sleep()
             rig.fill(work)
             kept.append((work, rig.step()))
     torch.cuda.synchronize()
@@ -135,7 +127,7 @@ def test_back_to_back(case: Case, subject: Subject) -> None:
     works = [rig.make(seed) for seed in range(6)]
     given = [(subject.to(w.tokens), {i: w.states(subject, i) for i in rig.hidden}) for w in works]
     torch.cuda.synchronize()
-    _delay()
+    sleep()
     kept = []
     for ids, hidden in given:
         rig.batch.input_ids.copy_(ids)
@@ -187,6 +179,24 @@ def test_replay(case: Case, subject: Subject) -> None:
             subject.record.add(0.0, None)
 
 
+def test_overtaken(case: Case, subject: Subject) -> None:
+    first, second = case.params["tokens"]
+    rig = Rig(case, subject, second)
+    ahead = Rig(case, subject, first, rig.memory)
+    rig.memory.warmup([first, second])
+
+    def work() -> dict[int, torch.Tensor]:
+        rig.memory.step(ahead.batch).start()
+        return rig.step()
+
+    graph, results = captured(work)
+    for seed in range(1, 4):
+        given = rig.make(seed)
+        rig.late(given)
+        graph.replay()
+        given.judge(subject, results)
+
+
 def test_two_graphs(case: Case, subject: Subject) -> None:
     memory = subject.memory(model(case.geometry))
     memory.warmup(list(case.params["tokens"]))
@@ -205,7 +215,7 @@ def test_two_graphs(case: Case, subject: Subject) -> None:
 
 
 def test_hot_rows(case: Case, subject: Subject) -> None:
-    _needs_streams(subject)
+    needs_streams(subject)
     memory = subject.memory(model(case.geometry), placement="host", cache_bytes=1 << 16)
     rig = Rig(case, subject, case.params["tokens"], memory)
     memory.warmup([rig.tokens])
