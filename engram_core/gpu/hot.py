@@ -48,10 +48,9 @@ class HotCache:
         """Cache rows ``local`` (int64 on the CPU, the most wanted first), as many as fit; return how many.
 
         To be called between steps: it waits for the device before it begins and when it ends, since look-ups run on
-        streams that this one knows nothing of. A look-up between reading the bits and the row must not see it change,
-        and one that comes after must not see bits of which the ranks are another set's.
+        streams that this one knows nothing of.
         """
-        self._settle()
+        self._settle()  # no look-up is between its bits and its row
         self.set.bits.zero_()  # from here on nothing is cached, should a copy fail
         self._kept = _first_of_each(local)[: self.set.rows.shape[0]].sort().values
         self.refresh(0, int(self._packed.shape[0]))
@@ -61,7 +60,7 @@ class HotCache:
         self.set.ranks.copy_(counts.cumsum(0) - counts)
         # Ids are distinct, so adding powers of two sets bits (the highest one as the sign).
         self.set.bits.scatter_add_(0, word, torch.ones_like(bit) << bit)
-        self._settle()
+        self._settle()  # none that comes now finds some bits set, and others not yet
         return int(kept.numel())
 
     def refresh(self, first: int, last: int) -> None:

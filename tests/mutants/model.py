@@ -22,7 +22,7 @@ class Mutant:
     """One fault. ``area``: of the suite; ``function``: ``module:qualified.name``; ``says``: the fault in words.
 
     ``old``: a piece of one line of that function, there exactly once; ``new``: what stands there instead. ``cases``:
-    conformance cases that must catch it (more may).
+    conformance cases that must catch it (more may). ``apart``: in a process of its own, since they may spoil it.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Mutant:
     old: str
     new: str
     cases: tuple[str, ...]
+    apart: bool = False
 
     @property
     def module(self) -> ModuleType:

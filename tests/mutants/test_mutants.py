@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from engram_conformance.cases import ALL as CASES
 
 from engram_core import get_backend
-from mutants.catalogue import ALL, AREAS
+from mutants import document
+from mutants.catalogue import ALL, AREAS, ON_A_GPU, REFERENCE
 from mutants.model import Mutant, StaleMutant, applied
-from mutants.runner import CONTROL, runs_here
+from mutants.order import CHECKED
+from mutants.runner import CONTROL, Outcome, Run, runs_here
 
 TESTS = Path(__file__).resolve().parents[1]
 DOCUMENT = TESTS.parent / "docs" / "mutants.md"
@@ -33,12 +35,11 @@ def _judged(area: str, folder: Path) -> dict[str, dict[str, str]]:
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, f"{done.stdout[-1000:]}{done.stderr[-3000:]}"
-    loaded = json.loads((folder / "verdicts.json").read_text(encoding="utf-8"))
-    return {outcome["mutant"]: outcome["verdicts"] for outcome in loaded}
+    return {outcome.mutant: outcome.verdicts for outcome in Run.read(folder / "verdicts.json").outcomes}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("area", AREAS)
+@pytest.mark.parametrize("area", [area for area in AREAS if area != ON_A_GPU[0].area])
 def test_every_mutant_is_caught(area: str, tmp_path: Path) -> None:
     verdicts = _judged(area, tmp_path)
     control = verdicts.pop(CONTROL)
@@ -62,11 +63,17 @@ def test_the_table_is_sound() -> None:
         assert all(map(runs_here, mutant.cases)), f"{mutant.name}: one of {mutant.cases} starts processes"
         assert mutant.says
         assert not mutant.says.endswith(".")
-    assert {mutant.area for mutant in ALL} >= {area for area in known.values() if area != "graphs"}
+    assert {mutant.area for mutant in ALL} >= set(known.values()) - {"streams"}
+    assert {known[case] for mutant in ON_A_GPU for case in mutant.cases} == {"graphs", "streams"}
 
 
-@pytest.mark.parametrize("mutant", ALL, ids=lambda mutant: mutant.name)
+EVERY = [*ALL, *(mutant for mutant, _ in CHECKED)]
+
+
+@pytest.mark.parametrize("mutant", EVERY, ids=lambda mutant: mutant.name)
 def test_a_mutant_applies_and_is_taken_back(mutant: Mutant) -> None:
+    if mutant.function.startswith("engram_core.gpu."):
+        pytest.importorskip("triton", reason="Triton is not installed")
     before = mutant.target().__code__
     with applied(mutant):
         assert mutant.target().__code__ is not before
@@ -98,10 +105,40 @@ def test_what_a_mutant_leaves_on_its_function_goes_with_it() -> None:
 def test_the_document_lists_every_mutant() -> None:
     """After a change of the table: ``cd tests && python -m mutants --write ../docs/mutants.md``."""
     text = DOCUMENT.read_text(encoding="utf-8")
-    rows = dict(re.findall(r"^\| `([^`]+)` \| .* \| (.*) \|$", text, re.MULTILINE))
-    assert rows.keys() == {mutant.name for mutant in ALL}
+    rows = dict(re.findall(r"^\| `([^`]+)` \| [^|]* \| (.*) \|$", text, re.MULTILINE))
+    assert rows.keys() == {mutant.name for mutant in EVERY}
     for mutant in ALL:
         assert f"| `{mutant.name}` | {mutant.says} |" in text, f"{mutant.name}: another fault in the document"
         absent = [case for case in mutant.cases if f"`{case}`" not in rows[mutant.name]]
         assert not absent, f"{mutant.name}: the document does not say that {absent} catch it"
-    assert f"{len(ALL)} single-fault mutants" in text
+    assert f"{len(REFERENCE)} single-fault mutants" in text
+    assert f"{len(ON_A_GPU)} faults of the streams" in text
+
+
+def test_the_document_takes_a_run_on_a_gpu(tmp_path: Path) -> None:
+    heading, text = document.PARTS["graphs"], DOCUMENT.read_text(encoding="utf-8")
+    control = Outcome(CONTROL, {case: "passed" for mutant in ON_A_GPU for case in mutant.cases})
+    caught = [Outcome(mutant.name, dict.fromkeys(mutant.cases, "failed")) for mutant in ON_A_GPU]
+    Run({"device": "NVIDIA H1", "torch": "2.0", "date": "2026-12-01"}, [control, *caught]).write(tmp_path / "run")
+    written = document.put(text, heading, ON_A_GPU, Run.read(tmp_path / "run"))
+    assert "Last run on 2026-12-01, on NVIDIA H1 with torch 2.0" in written
+    assert "not run yet" not in written
+    assert written.partition(heading)[0] == text.partition(heading)[0]
+    assert document.put(written, heading, ON_A_GPU, None) == document.put(text, heading, ON_A_GPU, None)
+    control.verdicts[ON_A_GPU[0].cases[0]] = "not-run"
+    caught[1].verdicts[ON_A_GPU[1].cases[0]] = "passed"
+    faults = Run({}, [control, *caught]).faults(ON_A_GPU)
+    assert faults == [
+        f"without a fault: {ON_A_GPU[0].cases[0]} not-run",
+        f"{ON_A_GPU[1].name} passes {ON_A_GPU[1].cases[0]}",
+    ]
+    with pytest.raises(ValueError, match="not-run"):
+        document.put(text, heading, ON_A_GPU, Run({}, [control, *caught]))
+
+
+@pytest.mark.parametrize(("mutant", "check"), CHECKED, ids=lambda value: getattr(value, "name", ""))
+def test_a_wait_that_no_case_can_miss_is_missed_by_its_check(mutant: Mutant, check: Callable[[], None]) -> None:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    check()
+    with applied(mutant), pytest.raises(AssertionError):
+        check()

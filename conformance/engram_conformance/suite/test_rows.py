@@ -243,6 +243,11 @@ def test_hot_rows(case: Case, subject: Subject, tmp_path: Path) -> None:
     rig.load(slice(0, rig.rows // 2))
     rig.load(slice(rig.rows // 2, rig.rows))
     look_up(cached)
+    changed = random_rows(rng, shard.rows, rig.dim)  # and through the views
+    rig.packed[shard.row_start : shard.row_stop] = changed
+    rig.table.values.view(torch.uint8).copy_(torch.from_numpy(changed[:, : rig.dim]))
+    rig.table.scales.copy_(torch.from_numpy(changed[:, rig.dim :]))
+    look_up(cached)
     again = rng.permutation(rig.rows)[: p.get("wanted", rig.rows // 3)]
     look_up(cache(np.concatenate([again, again[:9]])))  # the second time a row is named is nothing new
     rig.table.cache_rows(torch.empty(0, dtype=torch.int64))
