@@ -31,6 +31,8 @@ def run(mutants: Sequence[Mutant], area: str, backend: str, device: str) -> Run:
         while pending:
             found = start(pending).result()
             whole.add(found)
+            if not any(outcome.mutant == CONTROL and not outcome.note for outcome in found.outcomes):
+                break  # no process comes through the control: none of what follows would mean anything
             told = {outcome.mutant for outcome in found.outcomes}
             left = [mutant for mutant in pending if mutant.name not in told]
             if len(left) == len(pending):  # the process ended before the first of them did
