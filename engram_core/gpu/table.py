@@ -37,7 +37,7 @@ class Tuning:
     background: int = 4
     ordered: int = 3072
     in_flight: int = 132
-    cpu_tokens: int = 4096
+    cpu_tokens: int = 2048
     device_share: float = 0.35
 
 
