@@ -2,8 +2,8 @@
 
 No inline assembly and no libdevice here, so that the same source compiles for NVIDIA and AMD targets and runs through
 Triton's interpreter on a CPU (``TRITON_INTERPRET=1``, set before this package is imported), which is how CI executes
-the real kernels. The interpreter's bf16 and fp8 arithmetic is repaired first (``interpreter.py``), and the programs of a
-launch run in lockstep (``lockstep.py``); nothing is patched otherwise.
+the real kernels. The interpreter's bf16 and fp8 arithmetic is repaired first (``interpreter.py``), and the programs of
+a launch run in lockstep (``lockstep.py``); nothing is patched otherwise.
 
 Importing this package imports Triton; ``engram_core`` itself never does.
 """
