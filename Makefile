@@ -31,14 +31,15 @@ unit: $(VENV)/.ready $(FLASHINFER) ## the project's own tests, on the checkout
 conformance: $(VENV)/.ready    ## the suite that a backend author runs, on the reference
 	$(BIN)/pytest --pyargs engram_conformance --engram-backend=reference -p no:cacheprovider -q
 
-# The whole suite on the kernels of both GPU backends, in Triton's interpreter on the CPU, each on one core. Cases of the
-# published size, and those that need a GPU's streams and graphs, are reported as not run, with that reason.
+# The whole suite, the published size included, on the kernels of both GPU backends, in Triton's interpreter on the CPU,
+# each on one core. What needs a GPU's streams and graphs, or two devices, is reported as not run, with that reason.
+# Five minutes on two cores; --engram-size=small takes two.
 interpreted: $(VENV)/.ready    ## the suite on the GPU backends' kernels, in Triton's interpreter
 	$(MAKE) --no-print-directory -j2 interpreted-nvidia interpreted-rocm
 
 interpreted-nvidia interpreted-rocm: interpreted-%:
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest --pyargs engram_conformance --engram-backend=$* --engram-device=cpu \
-		--engram-size=small -p no:cacheprovider -q
+		--engram-size=full -p no:cacheprovider -q
 
 wheel: $(VENV)/.ready          ## what users install: a file forgotten in the wheel is found only here
 	rm -rf dist

@@ -84,7 +84,7 @@ def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         if d.data.dtype.kind in "iu":
             return original(self, a, b, d, input_precision, max_num_imprecise_acc)
-        product = np.matmul(_decode(a).astype(np.float32), _decode(b).astype(np.float32))
+        product = np.matmul(_decode(a).astype(np.float32, copy=False), _decode(b).astype(np.float32, copy=False))
         return upstream.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     return create_dot
