@@ -188,15 +188,15 @@ MUTANTS = (
     _lookup(
         name="ids-strides",
         says="ids are read as if dense",
-        old="self.gather(ids[:,",
-        new="self.gather(ids.as_strided(ids.shape, (ids.shape[1], 1))[:,",
+        old="self.gather(ids[:, mine], out[:, :real], background)",
+        new="self.gather(ids.as_strided(ids.shape, (ids.shape[1], 1))[:, mine], out[:, :real], background)",
         cases=("rows-ids-column-slice", "rows-ids-transposed"),
     ),
     _lookup(
         name="shard-first-columns",
         says="every rank looks up the first columns",
-        old="self.shard.first : self.shard.first + real",
-        new=":real",
+        old="slice(self.shard.first, self.shard.first + real)",
+        new="slice(real)",
         cases=("rows-shard-24-over-2", "parallel-rows-24-over-2"),
     ),
     _lookup(

@@ -8,7 +8,7 @@ from mutants.model import Mutant
 
 _layer = "engram_core.layer:Engram."
 _chain = "engram_core.prefetch:InlinePrefetch."
-_step = "engram_core.memory:EngramStep."
+_step = "engram_core.step:EngramStep."
 _m = partial(Mutant, area="step")
 _ahead = partial(Mutant, area="ahead")
 
@@ -17,8 +17,8 @@ MUTANTS = (
         name="staging-stale",
         function=_layer + "prepare",
         says="rows that a skipped layer left staged are taken for the next step's",
-        old="self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed)",
-        new="self.staged or self.table.lookup(wanted, out=rows, packed=self.wkv.accepts_packed)",
+        old="self.table.lookup(wanted, out=rows, packed",
+        new="self.staged or self.table.lookup(wanted, out=rows, packed",
         cases=("step-skipped-layer",),
     ),
     _m(

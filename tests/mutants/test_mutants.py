@@ -25,7 +25,9 @@ _LEAST = 40
 def _judged(area: str, folder: Path) -> dict[str, dict[str, str]]:
     """Verdicts of one area's mutants, from a process of its own: pytest inside pytest would share its state."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("ENGRAM_", "PYTEST_"))}
-    environment |= {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
+    # After this checkout's own folders, where they are on the path: a worktree has no installation of its own.
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mutants", "--area", area, "--json", str(folder / "verdicts.json")]
     done = subprocess.run(
         command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280, check=False
