@@ -55,9 +55,11 @@ def batch(tokens: int, seed: int, device: torch.device) -> tuple[TokenBatch, tor
     return TokenBatch.single(ids.to(device)), hidden.to(device)
 
 
-def memory(parallel: Parallel | None, device: torch.device) -> EngramMemory:
+def memory(parallel: Parallel | None, device: torch.device, placement: str = "device") -> EngramMemory:
     token_map = TokenMap.identity(CONFIG.compressed_vocab_size, CONFIG.pad_token_id)
-    made = EngramMemory(CONFIG, token_map, "nvidia", parallel=parallel, device=device, max_tokens=max(TOKENS))
+    made = EngramMemory(
+        CONFIG, token_map, "nvidia", placement, parallel=parallel, device=device, max_tokens=max(TOKENS)
+    )
     Synthetic(CONFIG).load(made)
     return made
 
@@ -113,10 +115,13 @@ def rank_main(rank: int, size: int, store: str, path: str) -> None:
         "tensor, WKV ahead": Parallel(world, ahead=ahead),
         "sequence": Parallel(world, sequence=True),
         "data": Parallel(alone, data=world),
+        # One copy of the tables in host memory, which every rank's device reads.
+        "tensor, shared tables": Parallel(world),
+        "data, shared tables": Parallel(alone, data=world),
     }
     result: dict[str, Any] = {"ranks": size, "device": torch.cuda.get_device_name(device), "worst": {}, "us": {}}
     for name, parallel in ways.items():
-        shared = memory(parallel, device)
+        shared = memory(parallel, device, "shared" if "shared" in name else "device")
         for tokens in (0, 1, 7, 16, 200):
             own = tokens + (rank if parallel.data is not None else 0)
             given, hidden = batch(own, 10 * tokens + (rank if parallel.data is not None else 0), device)
@@ -127,7 +132,7 @@ def rank_main(rank: int, size: int, store: str, path: str) -> None:
                 hidden, expected = hidden[mine], expected[mine]
             found = run_step(shared, given, hidden, tokens + size - 1 if parallel.data is not None else None)
             result["worst"][f"{name}, {tokens} tokens"] = check(found, expected, name)
-        if name.startswith("tensor"):
+        if name.startswith("tensor"):  # captured with shared tables too: read by the device
             for tokens in STEP_TOKENS:
                 worst, time = captured(shared, whole, tokens, device)
                 result["worst"][f"{name}, captured {tokens}"] = worst

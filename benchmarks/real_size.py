@@ -161,8 +161,11 @@ def _time(table: Any, tokens: int, backend: EngramBackend) -> float:
     inputs = torch.zeros(count, tokens, 24, dtype=torch.int32, device=table.ids_device)
     out = torch.empty(tokens, 24, 256, dtype=torch.bfloat16, device=backend.device)
 
-    def new_ids() -> None:
-        inputs.copy_(torch.randint(0, table.spec.rows, tuple(inputs.shape), generator=draw))
+    sizes = torch.tensor(table.spec.head_sizes)
+    firsts = sizes.cumsum(0) - sizes
+
+    def new_ids() -> None:  # each column's in its own part of the table, as hashes are
+        inputs.copy_((torch.rand(inputs.shape, dtype=torch.float64, generator=draw) * sizes).long() + firsts)
 
     def all_of_them() -> None:
         for ids in inputs:

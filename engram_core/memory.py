@@ -21,7 +21,6 @@ from engram_core.registry import get_backend
 from engram_core.shared import barrier
 from engram_core.specs import GateWeights, Problem, TableSpec, WkvSpec
 from engram_core.step import EngramStep
-from engram_core.table import is_capturing
 from engram_core.tokens import TokenMap
 from engram_core.weights import load_weights
 
@@ -106,11 +105,8 @@ class EngramMemory:
         self.prefetch = self.backend.prefetch(ahead, prefetch_rows) if ahead else None
         self.prefetch_rows = prefetch_rows
         self.current_step: EngramStep | None = None
-        tables = [layer.table for layer in self.layers.values()]
-        self._needs_host = any(table.ids_device != self.backend.device for table in tables)
-        self._host_ids_from = min((t.host_ids_from for t in tables if t.host_ids_from is not None), default=None)
-        hashes = self._needs_host or self._host_ids_from is not None
-        self._host_hasher = TorchHasher(self.layout, token_map, torch.device("cpu")) if hashes else None
+        self.needs_host_ids = any(layer.table.ids_device != self.backend.device for layer in self.layers.values())
+        self._host_hasher = TorchHasher(self.layout, token_map, torch.device("cpu"))
 
     @classmethod
     def from_pretrained(
@@ -164,30 +160,30 @@ class EngramMemory:
         self.backend.warmup(tuple(self.layers.values()), token_counts)
 
     def step(
-        self, batch: TokenBatch, token_mask: torch.Tensor | None = None, slot_tokens: int | None = None
+        self,
+        batch: TokenBatch,
+        token_mask: torch.Tensor | None = None,
+        slot_tokens: int | None = None,
+        host_ids: torch.Tensor | None = None,
     ) -> EngramStep:
         """One forward pass over ``batch``: a context in which ``inject`` is called for each decoder layer.
 
         ``token_mask`` ``[T]`` bool, True: the gate is open; default: every token that is not dead. ``slot_tokens``:
-        with tables shared by data-parallel ranks, the largest T among them.
+        with tables shared by data-parallel ranks, the largest T among them. ``host_ids``: what :meth:`hash_on_host`
+        gave for this batch, ahead of the step; without it a table gathered on the CPU has the batch hashed here.
         """
-        return EngramStep(self, batch, token_mask, slot_tokens)
+        return EngramStep(self, batch, token_mask, slot_tokens, host_ids)
 
-    def hash_on_host(self, batch: TokenBatch) -> torch.Tensor | None:
-        """Hash ids in CPU memory where some table is gathered there, from ``batch.host`` (never by reading back).
+    def hash_on_host(self, batch: TokenBatch) -> torch.Tensor:
+        """Hash ids ``[T, L, C]`` in CPU memory, from ``batch.host`` (never by reading back), for :meth:`step`.
 
-        A table that can also be read by the device takes them for large batches, where they are given.
+        A table that is gathered on the CPU needs them; one in host memory that the device reads too is faster with
+        them for large batches (:attr:`EngramTable.host_ids_from`), if they were made ahead of the step.
         """
-        if self._host_hasher is None:
-            return None
         host = batch if batch.device.type == "cpu" else batch.host
-        if not self._needs_host:
-            least = self._host_ids_from
-            if host is None or least is None or len(batch) < least or is_capturing(self.backend.device):
-                return None
         if host is None:
             raise InvalidArgumentError(
-                "batch.host", "None", "the batch in CPU tensors: a table here is gathered on the CPU"
+                "batch.host", "None", "the batch in CPU tensors: its hash ids are wanted in CPU memory"
             )
         return self._host_hasher(with_lookback(host, self.layout.max_ngram_size - 1))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engram_core.checks import check_tensor, describe
+from engram_core.checks import INDEX_DTYPES, check_tensor, describe
 from engram_core.errors import InvalidArgumentError, StepError
 from engram_core.hashing import TokenBatch
 from engram_core.layer import Engram
@@ -24,7 +24,12 @@ class EngramStep:
     """
 
     def __init__(
-        self, memory: EngramMemory, batch: TokenBatch, token_mask: torch.Tensor | None, slot_tokens: int | None
+        self,
+        memory: EngramMemory,
+        batch: TokenBatch,
+        token_mask: torch.Tensor | None = None,
+        slot_tokens: int | None = None,
+        host_ids: torch.Tensor | None = None,
     ) -> None:
         if not isinstance(batch, TokenBatch):
             raise InvalidArgumentError("batch", describe(batch), "a TokenBatch")
@@ -37,6 +42,11 @@ class EngramStep:
         self._memory = memory
         self._batch = batch
         self._slot_tokens = slot_tokens
+        if host_ids is not None:
+            layout = memory.layout
+            shape = (len(batch), len(layout.layer_ids), layout.columns)
+            check_tensor("host_ids", host_ids, shape, INDEX_DTYPES, torch.device("cpu"))
+        self._host_ids = host_ids
         self._started = self._ended = False
         self.token_mask = token_mask
         self.hash_ids: dict[int, torch.Tensor] = {}
@@ -51,12 +61,14 @@ class EngramStep:
         if self._started:
             raise StepError("start: this step was started already; make a new one for each forward pass")
         on_device = memory.hasher(batch)
-        on_host = memory.hash_on_host(batch)
+        on_host = self._host_ids
+        if on_host is None and memory.needs_host_ids:
+            on_host = memory.hash_on_host(batch)
         memory.current_step = self
         self._started = True
         for layer_id, layer in memory.layers.items():
             source = on_device if layer.table.ids_device == memory.backend.device else on_host
-            assert source is not None  # hash_on_host gives them wherever a table wants them
+            assert source is not None  # made above wherever a table needs them
             index = memory.layout.index(layer_id)
             ids = source[:, index]
             host_ids = None if on_host is None or source is on_host else on_host[:, index]

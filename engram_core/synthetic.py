@@ -118,9 +118,10 @@ class Synthetic:
             memory.load_weights(self.tensors(layer_id))
             if layer.table.spec.placement == "file":
                 continue
-            for start in range(layer.table.shard.row_start, layer.table.shard.row_stop, _ROW_BLOCK):
-                count = min(_ROW_BLOCK, layer.table.spec.rows - start)
-                layer.table.load(*self.rows(layer_id, start, count), start)
+            mine = layer.table.stored_rows
+            for start in mine[::_ROW_BLOCK]:
+                layer.table.load(*self.rows(layer_id, start, min(_ROW_BLOCK, mine.stop - start)), start)
+        memory.load_weights(())  # with shared tables: no rank reads before its node's writer has come to the end
 
     def _block(self, layer_id: int, block: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         draw = self._draw(_TABLE, layer_id, block)

@@ -15,7 +15,7 @@ import torch
 from engram_core.kernels.lookup import lookup_rows
 
 # Rows a piece: fewer, and starting the CPU's threads costs more than what overlaps.
-_PIECE_ROWS: Final = 24576
+_PIECE_ROWS: Final = 98304
 
 
 class CpuGather:

@@ -35,10 +35,10 @@ class Tuning:
     """
 
     background: int = 4
-    ordered: int = 1536
+    ordered: int = 3072
     in_flight: int = 132
-    cpu_tokens: int = 1024
-    device_share: float = 0.25
+    cpu_tokens: int = 2048
+    device_share: float = 0.35
 
 
 class GpuTable(EngramTable):

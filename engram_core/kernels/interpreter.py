@@ -1,6 +1,6 @@
 """Makes Triton's CPU interpreter exact for bf16 and fp8, so that CI executes the real kernels.
 
-Seen in Triton 3.5.1 to 3.9.0: float32 -> bf16 truncates; float32 -> fp8 rounds half away from zero, wraps on overflow
+Seen in Triton 3.6.0 to 3.9.0: float32 -> bf16 truncates; float32 -> fp8 rounds half away from zero, wraps on overflow
 and breaks subnormals and NaN; fp8 NaN decodes to 480; arithmetic and ``tl.dot`` of bf16 run on the raw bit patterns.
 :func:`repair` replaces the four builder methods concerned; torch's casts give the values. Unary operations, fma and
 ``tl.sum`` on raw bf16 are left as they are: kernels convert to float32 first. It also has launches run in lockstep
@@ -84,7 +84,7 @@ def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
     def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
         if d.data.dtype.kind in "iu":
             return original(self, a, b, d, input_precision, max_num_imprecise_acc)
-        product = np.matmul(_decode(a).astype(np.float32), _decode(b).astype(np.float32))
+        product = np.matmul(_decode(a).astype(np.float32, copy=False), _decode(b).astype(np.float32, copy=False))
         return upstream.TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
     return create_dot

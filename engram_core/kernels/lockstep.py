@@ -24,7 +24,7 @@ from triton.runtime import interpreter as upstream
 Program = tuple[int, int, int]
 
 # More programs at a time would only push each other's values out of the cache.
-_LANES: Final = 128
+_LANES: Final = 256
 _handle: Final = upstream.TensorHandle
 # Operations of the builder that numpy does element by element, whatever dimension leads.
 _ELEMENTWISE: Final = frozenset(
@@ -112,6 +112,15 @@ class Lockstep(upstream.InterpreterBuilder):  # type: ignore[misc]
         ids = sorted({program[axis] for program in group})  # one, but for the axis along which a group lies
         return _handle(np.array(ids, dtype=np.int32), tl.int32)
 
+    # Scalars: what is the same in all programs after all (the tile of tokens, where there is one) is kept once, and
+    # with it every block that follows from it.
+
+    def binary_op(self, lhs: Any, rhs: Any, op: Callable[..., Any]) -> Any:
+        return _once(super().binary_op(lhs, rhs, op))
+
+    def create_idiv(self, lhs: Any, rhs: Any) -> Any:
+        return _once(super().create_idiv(lhs, rhs))
+
     # Memory.
 
     def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *_: Any) -> Any:
@@ -158,6 +167,11 @@ class Lockstep(upstream.InterpreterBuilder):  # type: ignore[misc]
 
     def create_split(self, val: Any) -> Any:
         return _handle(val.data[..., 0], val.dtype.scalar), _handle(val.data[..., 1], val.dtype.scalar)
+
+
+def _once(handle: Any) -> Any:
+    data = handle.data
+    return _handle(data[:1], handle.dtype) if data.ndim == 1 and (data == data[0]).all() else handle
 
 
 def _apart(*_: Any, **__: Any) -> Any:

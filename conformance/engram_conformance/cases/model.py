@@ -23,7 +23,7 @@ class Tolerance(StrEnum):
 
 
 class Size(StrEnum):
-    """What a case costs. Triton's interpreter gets the small ones; ``full`` is everything."""
+    """What a case costs. Triton's interpreter gets the small ones unless asked; ``full`` is everything."""
 
     SMALL = "small"
     REAL = "real"

@@ -132,6 +132,17 @@ CASES = (
         core=False,
         needs=(Capability.PLACEMENT_FILE,),
     ),
+    *(
+        _case(
+            f"host-ids-{name}",
+            "host_ids",
+            "Hash ids made on the host ahead of the step.",
+            core=False,
+            needs=(Capability[f"PLACEMENT_{name.upper()}"],),
+            placement=name,
+        )
+        for name in ("host", "file")
+    ),
     _case(
         "hot-rows",
         "placement",

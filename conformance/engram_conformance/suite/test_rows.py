@@ -102,7 +102,10 @@ def test_tokens(case: Case, subject: Subject, tmp_path: Path) -> None:
     p = case.params
     options = {name: p[name] for name in ("head_dim", "placement", "spare") if name in p}
     rig = Rig(subject, tmp_path, **options)
-    ids = rig.ids(p["tokens"])
+    tokens = p["tokens"]
+    if p.get("host_ids"):
+        tokens = max(tokens, rig.table.host_ids_from or 0)  # the table's own word from where on it takes them
+    ids = rig.ids(tokens)
     if len(ids):
         ids[-1, -1], ids[0, 0] = rig.rows - 1, 0
     rig.check(ids, wide=p.get("wide", False))

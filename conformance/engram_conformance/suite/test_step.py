@@ -267,6 +267,23 @@ def test_placement(case: Case, subject: Subject, tmp_path: Path) -> None:
             assert all(0 < served < asked for served, asked in hits.values()), f"hits of the cache: {hits}"
 
 
+def test_host_ids(case: Case, subject: Subject, tmp_path: Path) -> None:
+    data, work = model(case.geometry), _work(case)
+    for layer_id, layer in data.layers.items():
+        (tmp_path / f"{layer_id}.rows").write_bytes(layer.packed.tobytes())
+    placement = case.params["placement"]
+    paths = str(tmp_path / "{layer_id}.rows") if placement == "file" else None
+    memory = subject.memory(data, placement=placement, table_path=paths)
+    batch = work.batch(subject.device)
+    ids = memory.hash_on_host(batch)
+    assert ids.device.type == "cpu"
+    with memory.step(batch, host_ids=ids) as step:
+        results = {layer_id: step.inject(layer_id, work.states(subject, layer_id)) for layer_id in memory.layers}
+    work.judge(subject, results)
+    with subject.raises("host_ids"):
+        memory.step(batch, host_ids=ids[1:])
+
+
 def test_host_batch(case: Case, subject: Subject, tmp_path: Path) -> None:
     data, work = model(case.geometry), _work(case)
     paths = {layer_id: tmp_path / f"{layer_id}.rows" for layer_id in data.layers}
