@@ -60,17 +60,18 @@ class Delay:
         return bool(self._ends) and not any(end.query() for end in self._ends)
 
 
-def race(attempt: Callable[[int, Delay], Callable[[], None]], rounds: int = 3) -> None:
-    """``attempt(round, delay)`` enqueues everything and returns what judges it, called when the device is done.
+def race(subject: Subject, attempt: Callable[[Delay], Callable[[], None]], rounds: int = 3) -> None:
+    """``attempt(delay)`` enqueues everything and returns what judges it, called when the device is done.
 
     Several rounds, since two streams may share a queue of the hardware by accident, and then wait for each other: each
     round should make its streams anew.
     """
-    for number in range(rounds):
+    needs_streams(subject)
+    for _ in range(rounds):
         for longer in _LONGER:
             delay = Delay(CYCLES * longer)
             try:
-                judge = attempt(number, delay)
+                judge = attempt(delay)
                 held = delay.held()
             finally:
                 torch.cuda.synchronize()  # nothing may write into memory that a failure gave back

@@ -8,8 +8,6 @@ from engram_conformance.cases.model import Case, Tolerance
 from engram_core.info import Capability
 
 _PLACED = {name: Capability[f"PLACEMENT_{name.upper()}"] for name in ("device", "host", "file")}
-# Batches that don't run ahead; in host memory so many that the CPU gathers where the backend has it do so.
-_PLAIN = {"device": 40, "host": 1100, "file": 40}
 _AHEAD = (Capability.PREFETCH,)
 
 
@@ -21,7 +19,8 @@ def _case(name: str, check: str, says: str, geometry: str = "small", needs: Any 
 
 
 def _placed(name: str, check: str, says: str, placement: str, **params: Any) -> Case:
-    given = {"tokens": _PLAIN[placement], "placement": placement} | params
+    # A batch that doesn't run ahead.
+    given = {"tokens": 40, "placement": placement} | params
     return _case(f"{name}-{placement}", check, says, needs=(_PLACED[placement],), **given)
 
 
@@ -36,7 +35,13 @@ CASES = (
         wait=False,
     ),
     *(
-        _placed("late-copies", "late_streams", "Rows that another stream than the look-ups' brings late.", placement)
+        _placed(
+            "late-copies",
+            "late_streams",
+            "Rows that another stream than the look-ups' brings late are waited for.",
+            placement,
+            host_ids=placement == "host",
+        )
         for placement in ("host", "file")
     ),
     *(
@@ -46,6 +51,7 @@ CASES = (
             "A look-up does not overwrite rows that an earlier, late projection still has to read.",
             placement,
             first="prepare",
+            host_ids=placement == "host",
         )
         for placement in _PLACED
     ),
@@ -56,6 +62,7 @@ CASES = (
             "Rows that were gathered on the host, and wait to be copied, are not those of the next look-up.",
             placement,
             first="delay",
+            host_ids=placement == "host",
         )
         for placement in ("host", "file")
     ),
@@ -81,7 +88,7 @@ CASES = (
         _AHEAD,
     ),
     *(
-        _placed("reload", "reload", "A step enqueued before a reload gives the old rows.", placement, tokens=40)
+        _placed("reload", "reload", "A step enqueued before a reload gives the old rows.", placement)
         for placement in ("device", "host")
     ),
     _case(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -10,22 +11,23 @@ import torch
 from engram_conformance import bridge
 from engram_conformance.cases import Case
 from engram_conformance.data import Model, model
-from engram_conformance.delays import Delay, Watch, needs_streams, new_stream, race
+from engram_conformance.delays import Delay, Watch, new_stream, race
 from engram_conformance.driver import Work, hot_rows, plain, same
 from engram_conformance.subject import Subject
 from engram_core.backend import Prefetch
 from engram_core.layer import Engram
 
 _JUDGED = 64
+_MOST_TOKENS = 8192
 
 
 class Rig:
-    """A memory, whose streams are new ones, and three batches whose inputs lie ready.
+    """A memory, whose streams are new ones, and three batches whose inputs lie ready, host ids among them.
 
     The third was run through all its buffers: what is read too early are that one's rows, and its projection.
     """
 
-    def __init__(self, case: Case, subject: Subject, folder: Path, number: int) -> None:
+    def __init__(self, case: Case, subject: Subject, folder: Path) -> None:
         p, data = case.params, model(case.geometry)
         self.subject = subject
         watch = Watch(subject)
@@ -34,14 +36,19 @@ class Rig:
             options["table_path"] = str(folder / "{layer_id}.rows")
             for layer_id, layer in data.layers.items():
                 (folder / f"{layer_id}.rows").write_bytes(layer.packed.tobytes())
-        self.memory = subject.memory(data, max_tokens=max(64, p["tokens"]), **options)
+        by_host = p.get("host_ids", False)
+        self.memory = subject.memory(data, max_tokens=_MOST_TOKENS if by_host else 64, **options)
         self.layers: tuple[Engram, ...] = tuple(self.memory.layers.values())
         self.lookups = subject.backend.lookup_stream()
-        self.works = [Work.make(data, case.seed + 3 * number + n, p["tokens"]) for n in range(3)]
+        tokens = p["tokens"]
+        if by_host:  # the table's own word from where on it takes them
+            tokens = min(_MOST_TOKENS, max(tokens, *(layer.table.host_ids_from or 0 for layer in self.layers)))
+        self.works = _works(case.geometry, case.seed, tokens)
         self.batches = [work.batch(subject.device) for work in self.works]
         self.hidden = [{i: work.states(subject, i) for i in self.memory.layers} for work in self.works]
         self.on_host = [bridge.tensor(work.ids(), "cpu", torch.int32) for work in self.works]
         self.on_device = [ids.to(subject.device) for ids in self.on_host]
+        self.by_host = by_host
         self.step(2)
         subject.synchronize()
         self.own = watch.streams(but=[self.lookups])
@@ -76,7 +83,7 @@ class Rig:
 
     def step(self, n: int, wait: bool = True) -> dict[int, torch.Tensor]:
         results = {}
-        with self.memory.step(self.batches[n]) as step:
+        with self.memory.step(self.batches[n], host_ids=self.on_host[n] if self.by_host else None) as step:
             for layer_id in self.memory.layers:
                 results[layer_id] = (step.inject if wait else step.apply)(layer_id, self.hidden[n][layer_id])
         return results
@@ -97,6 +104,11 @@ class Rig:
         return self.memory.layout.index(layer.layer_id)
 
 
+@lru_cache(maxsize=8)
+def _works(geometry: str, seed: int, tokens: int) -> list[Work]:
+    return [Work.make(model(geometry), seed + n, tokens) for n in range(3)]
+
+
 def judge(subject: Subject, work: Work, results: dict[int, torch.Tensor], who: str) -> None:
     """Against the oracle; of many tokens some from all over, since it takes its time."""
     some = slice(None, None, max(1, len(work.tokens) // _JUDGED))
@@ -104,24 +116,20 @@ def judge(subject: Subject, work: Work, results: dict[int, torch.Tensor], who: s
 
 
 def test_late_streams(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
-
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         if not rig.own:
             subject.not_run("this memory made no stream of its own")
         delay(*rig.own)
         results = rig.step(0, case.params.get("wait", True))
         return lambda: rig.judge(0, results)
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_rows_in_use(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
-
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         if case.params["first"] == "prepare":
             rig.prepare(0)
             delay()
@@ -132,19 +140,18 @@ def test_rows_in_use(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.prepare(1)
         return rig.both(first, rig.plain(1))
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_freed_ids(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
     tokens = case.params["tokens"]
 
     def home() -> torch.Tensor:
         # A multiple of 2 MiB, so that the allocator gives the very memory that was freed to the next of this size.
         return torch.empty(tokens, 1 << 18, dtype=torch.int64, device=subject.device)
 
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         layer = rig.layers[0]
         if layer.table.ids_device != subject.device:
             subject.not_run(f"placement {subject.placement!r} takes its ids in CPU memory here")
@@ -162,11 +169,10 @@ def test_freed_ids(case: Case, subject: Subject, tmp_path: Path) -> None:
         results = {layer.layer_id: layer.forward_staged(rig.hidden[0][layer.layer_id])}
         return lambda: rig.judge(0, results)
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_late_weights(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
 
     def weights(data: Model) -> list[torch.Tensor]:
         # Any will do: bf16 weights of the size of the model's.
@@ -174,8 +180,8 @@ def test_late_weights(case: Case, subject: Subject, tmp_path: Path) -> None:
 
     old, new = weights(model(case.geometry)), weights(model(case.geometry, seed=2))
 
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
 
         def load(given: list[torch.Tensor]) -> None:
             for layer, weight in zip(rig.layers, given, strict=True):
@@ -196,14 +202,12 @@ def test_late_weights(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.ahead.join()
         return lambda: same(subject, results, want)
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_late_gate(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
-
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         rig.prepare(0)
         rig.ahead.start(case.params["tokens"])
         for layer in rig.layers:
@@ -216,14 +220,12 @@ def test_late_gate(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.ahead.join()
         return rig.both(first, second)
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_next_lookup(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
-
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         rig.prepare(0)
         if rig.own:
             delay(*rig.own)
@@ -235,16 +237,15 @@ def test_next_lookup(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.ahead.join()
         return rig.both(first, second)
 
-    race(attempt)
+    race(subject, attempt)
 
 
 def test_reload(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
     before, after = model(case.geometry), model(case.geometry, seed=2)
     dim = before.geometry.head_dim
 
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         packed = {i: torch.from_numpy(after.layers[i].packed) for i in rig.memory.layers}
         delay(*([] if rig.lookups is None else [rig.lookups]))
         first = rig.step(0)
@@ -262,14 +263,12 @@ def test_reload(case: Case, subject: Subject, tmp_path: Path) -> None:
 
         return judged
 
-    race(attempt, rounds=1)  # the host may wait for the device: then no delay is long enough
+    race(subject, attempt, rounds=1)  # the host may wait for the device: then no delay is long enough
 
 
 def test_hits(case: Case, subject: Subject, tmp_path: Path) -> None:
-    needs_streams(subject)
-
-    def attempt(number: int, delay: Delay) -> Callable[[], None]:
-        rig = Rig(case, subject, tmp_path, number)
+    def attempt(delay: Delay) -> Callable[[], None]:
+        rig = Rig(case, subject, tmp_path)
         rig.memory.cache_rows(hot_rows(rig.memory, 0))
         for layer in rig.layers:
             layer.table.cache_hits()
@@ -287,4 +286,4 @@ def test_hits(case: Case, subject: Subject, tmp_path: Path) -> None:
 
         return judged
 
-    race(attempt, rounds=1)  # the host waits for the device
+    race(subject, attempt, rounds=1)  # the host waits for the device
