@@ -35,7 +35,9 @@ class Rig:
         if options.get("placement") == "file":
             options["table_path"] = str(folder / "{layer_id}.rows")
             for layer_id, layer in data.layers.items():
-                (folder / f"{layer_id}.rows").write_bytes(layer.packed.tobytes())
+                file = folder / f"{layer_id}.rows"
+                if not file.exists():  # an earlier round's memory still maps it
+                    file.write_bytes(layer.packed.tobytes())
         by_host = p.get("host_ids", False)
         self.memory = subject.memory(data, max_tokens=_MOST_TOKENS if by_host else 64, **options)
         self.layers: tuple[Engram, ...] = tuple(self.memory.layers.values())
