@@ -93,6 +93,8 @@ class Engram(nn.Module):
                 "hash_ids", f"{max(tokens, slot)} tokens", f"at most max_tokens = {self.max_tokens}"
             )
         wanted = self._exchange.ids(ids, slot)
+        if wanted is not ids:
+            host_ids = None  # those of this rank's tokens alone
         rows = self._buffer[: wanted.shape[0]]
         stream = self.backend.lookup_stream()
         ready = None
