@@ -141,7 +141,9 @@ class EngramTable:
         real = self.shard.real
         if real < self.shard.columns:
             out[:, real:].zero_()
-        if shape[0]:
+        if self.shard.rows == 0:
+            out.zero_()
+        elif shape[0]:
             mine = slice(self.shard.first, self.shard.first + real)
             if host_ids is None or self.host_ids_from is None or shape[0] < self.host_ids_from:
                 self.gather(ids[:, mine], out[:, :real], background)
@@ -152,13 +154,10 @@ class EngramTable:
     def gather(
         self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
     ) -> None:
-        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1.
+        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``; T and the rows held: at least 1.
 
         ``host_ids`` is given only where :attr:`host_ids_from` allows it.
         """
-        if self.shard.rows == 0:
-            out.zero_()
-            return
         for begin in range(0, ids.shape[0], _CHUNK_TOKENS):
             local = ids[begin : begin + _CHUNK_TOKENS].to(torch.int64) - self.shard.row_start
             owned = (local >= 0) & (local < self.shard.rows)

@@ -17,6 +17,7 @@ from engram_core import Parallel
 from engram_core.backend import TableSpec
 from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.formats import pack_rows, quantize_mxfp8, rows_to_bf16
+from engram_core.gpu.gather import CpuGather
 from engram_core.gpu.memory import host_rows
 from engram_core.gpu.runtime import HostRuntime
 from engram_core.gpu.table import GpuTable, Tuning
@@ -177,6 +178,31 @@ def test_a_shard_without_rows_registers_nothing() -> None:
     table = GpuTable(small, CPU, runtime(hip))
     assert hip.calls == []
     assert not table.lookup(torch.tensor([[0], [2]])).any()
+
+
+@pytest.mark.parametrize("placement", ["host", "file"])
+def test_a_shard_without_rows_is_not_gathered_by_the_cpu_either(placement: str, tmp_path: Path) -> None:
+    path = None
+    if placement == "file":
+        path = tmp_path / "rows"
+        path.write_bytes(bytes(3 * WIDTH))
+    small = TableSpec(3, DIM, (3,), placement, Parallel(Seat(4, 5)), path)
+    table = GpuTable(small, CPU, runtime(FakeHip()), Tuning(cpu_tokens=1))
+    ids = torch.tensor([[0], [2]])
+    assert not table.lookup(ids, torch.ones(2, 1, DIM, dtype=torch.bfloat16), host_ids=ids).any()
+
+
+@pytest.mark.parametrize("start", [0, 2**31 + 5])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_cpu_gathers_of_tables_beyond_int32(start: int, dtype: torch.dtype) -> None:
+    """int32 ids name the first 2**31 rows of them, and a shard that starts later holds none of these."""
+    packed = rows()[:1].expand(2**31 + 5, WIDTH)
+    out = torch.empty(2, 2, WIDTH, dtype=torch.uint8)
+    for ids in ([[-1, 3], [7, -(2**31)]], [[1, 3], [7, 2**31 - 1]]):
+        asked = torch.tensor(ids, dtype=dtype)
+        CpuGather(packed, start, CPU)(asked, out)
+        here = (asked.to(torch.int64) >= start).unsqueeze(-1)
+        assert torch.equal(out, rows()[0].expand(2, 2, WIDTH).masked_fill(~here, 0))
 
 
 @pytest.mark.parametrize("placement", ["device", "host", "shared"])
