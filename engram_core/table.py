@@ -34,6 +34,9 @@ class EngramTable:
     host_ids_from: int | None = None
     """Tokens from which on a look-up is faster with its ids in CPU memory too; None: they are of no use."""
 
+    # Tensors made in inference mode count no writes (a table written later would pass for the one looked up before), and
+    # can be written in no other.
+    @torch.inference_mode(False)
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
         self.spec = spec
         self.device = device

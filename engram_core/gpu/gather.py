@@ -67,7 +67,7 @@ class CpuGather:
             elsewhere = (index < 0) | (index >= rows)
             index = index.masked_fill(elsewhere, 0)
         # torch keeps page-locked memory until the copies from it are done.
-        gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, pin_memory=self._pinned)
+        gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         there = torch.empty(tokens, columns, width, dtype=torch.uint8, device=self._device)
         each = max(1, -(-tokens // max(1, round(tokens * columns / _PIECE_ROWS))))
         for begin in range(0, tokens, each):

@@ -36,7 +36,7 @@ class HotCache:
         self._device = device
         self.version = -1
         """The table's, when rows were copied from it."""
-        self._kept = torch.empty(0, dtype=torch.int64)
+        self._kept = torch.empty(0, dtype=torch.int64, device="cpu")
         self.set = HotSet(
             rows=torch.zeros(slots, width, dtype=torch.uint8, device=device),
             bits=torch.zeros(words, dtype=torch.int64, device=device),
@@ -64,7 +64,7 @@ class HotCache:
 
     def refresh(self, first: int, last: int) -> None:
         """Copy those cached rows again that lie in ``[first, last)``, after the table was written there."""
-        begin, end = torch.searchsorted(self._kept, torch.tensor([first, last])).tolist()
+        begin, end = torch.searchsorted(self._kept, torch.tensor([first, last], device="cpu")).tolist()
         for at in range(begin, end, _PIECE):
             part = self._packed[self._kept[at : min(at + _PIECE, end)]]
             self.set.rows[at : at + part.shape[0]].copy_(part)
@@ -85,6 +85,6 @@ def _first_of_each(ids: torch.Tensor) -> torch.Tensor:
     """``ids`` without what came before, in their order."""
     values, inverse = torch.unique(ids, return_inverse=True)
     place = torch.full_like(values, ids.numel()).scatter_reduce_(
-        0, inverse, torch.arange(ids.numel()), "amin", include_self=True
+        0, inverse, torch.arange(ids.numel(), device="cpu"), "amin", include_self=True
     )
     return ids[place.sort().values]

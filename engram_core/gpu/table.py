@@ -44,6 +44,7 @@ class Tuning:
 class GpuTable(EngramTable):
     """``runtime``: registers rows that lie in host memory; None where the device is the host (interpreted)."""
 
+    @torch.inference_mode(False)  # as EngramTable's own
     def __init__(
         self, spec: TableSpec, device: torch.device, runtime: HostRuntime | None, tuning: Tuning | None = None
     ) -> None:

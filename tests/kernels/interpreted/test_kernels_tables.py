@@ -14,7 +14,7 @@ from engram_conformance.ranks import Seat
 from engram_nvidia.backend import NvidiaBackend
 
 from engram_core import Parallel
-from engram_core.backend import TableSpec
+from engram_core.backend import EngramBackend, TableSpec
 from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.formats import pack_rows, quantize_mxfp8, rows_to_bf16
 from engram_core.gpu.gather import CpuGather
@@ -281,6 +281,36 @@ def test_a_write_through_the_views_reaches_the_cache() -> None:
     table.scales.copy_(rows(2)[:, DIM:])
     assert torch.equal(table.lookup(ids, packed=True), rows(2)[ids])
     assert table.cache_hits() == (6, 6)
+
+
+@pytest.mark.parametrize("placement", ["device", "host", "shared"])
+@pytest.mark.parametrize(("made", "used"), [(True, False), (False, True), (True, True)])
+def test_inference_mode_where_a_table_is_made_or_used(placement: str, made: bool, used: bool) -> None:
+    cache_bytes = 0 if placement == "device" else 10**4
+    with torch.inference_mode(made):
+        table = NvidiaBackend(CPU).create_table(replace(spec(placement), cache_bytes=cache_bytes))
+    ids = torch.tensor([[3, 12, 39]])
+    with torch.inference_mode(used):
+        before = table.version
+        fill(table, rows(1))
+        assert table.version != before
+        if cache_bytes:
+            table.cache_rows(torch.arange(ROWS))
+        fill(table, rows(2))
+        assert torch.equal(table.lookup(ids, packed=True), rows(2)[ids])
+        table.packed.copy_(rows(3))
+        assert torch.equal(table.lookup(ids, packed=True), rows(3)[ids])
+
+
+def test_a_default_device_moves_nothing(backend: EngramBackend) -> None:
+    """Engines build their models under one."""
+    packed, wanted, ids = rows(1), torch.arange(ROWS), torch.tensor([[3, 12, 39]])
+    with torch.device("meta"):
+        assert backend.create_table(spec()).packed.device == CPU
+        table = GpuTable(replace(spec(), cache_bytes=10**4), CPU, None)
+        assert table.cache_rows(wanted) == ROWS
+        fill(table, packed)
+        assert torch.equal(table.lookup(ids, packed=True), packed[ids])
 
 
 def test_readers_of_shared_rows_register_them_without_the_right_to_write() -> None:
