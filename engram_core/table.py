@@ -34,8 +34,8 @@ class EngramTable:
     host_ids_from: int | None = None
     """Tokens from which on a look-up is faster with its ids in CPU memory too; None: they are of no use."""
 
-    # Tensors made in inference mode count no writes (a table written later would pass for the one looked up before), and
-    # can be written in no other.
+    # Tensors made in inference mode can be written in no other, and count no writes: a table reloaded later would pass
+    # for the one looked up before.
     @torch.inference_mode(False)
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
         self.spec = spec
@@ -194,6 +194,8 @@ class EngramTable:
     def _check_cache(self, what: str) -> None:
         if not self.spec.cache_bytes:
             raise TableError(f"{what}: this table has no cache of hot rows; make it with cache_bytes")
+        if is_capturing(self.device):
+            raise TableError(f"{what}: waits for the device, and can't be captured; call it between steps")
 
     def store_cache(self, ids: torch.Tensor) -> int:
         """:meth:`cache_rows` of checked ``ids``; a backend that declares hot rows writes it."""
@@ -206,4 +208,7 @@ class EngramTable:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of ``device`` is being captured in a graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

@@ -15,23 +15,29 @@ from engram_core.kernels.lookup import HotSet
 
 _WORD: Final = 64
 _PIECE: Final = 2**16
+_INT32_MAX: Final = 2**31 - 1
+
+
+def cached_rows(rows: int, width: int, nbytes: int) -> int:
+    """How many of ``rows`` rows of ``width`` bytes fit in ``nbytes`` beside their index.
+
+    Raises :class:`InvalidArgumentError` where not one does.
+    """
+    index = -(-rows // _WORD) * (8 + 4)
+    slots = min((nbytes - index) // width, rows, _INT32_MAX)
+    if slots < min(1, rows):
+        raise InvalidArgumentError(
+            "cache_bytes", str(nbytes), f"at least {index + width}: the index of {rows} rows, and one row"
+        )
+    return slots
 
 
 class HotCache:
-    """``nbytes`` of device memory for rows of ``packed`` ``[rows, W]`` in CPU memory, its index counted in.
-
-    Raises :class:`InvalidArgumentError` where the index alone takes more.
-    """
+    """``nbytes`` of device memory for rows of ``packed`` ``[rows, W]`` in CPU memory, its index counted in."""
 
     def __init__(self, packed: torch.Tensor, nbytes: int, device: torch.device) -> None:
         rows, width = (int(n) for n in packed.shape)
-        words = -(-rows // _WORD)
-        index = words * (8 + 4)
-        slots = min((nbytes - index) // width, rows)
-        if slots < min(1, rows):
-            raise InvalidArgumentError(
-                "cache_bytes", str(nbytes), f"at least {index + width}: the index of {rows} rows, and one row"
-            )
+        slots, words = cached_rows(rows, width, nbytes), -(-rows // _WORD)
         self._packed = packed
         self._device = device
         self.version = -1
@@ -49,18 +55,19 @@ class HotCache:
 
         To be called between steps: it waits for the device before it begins and when it ends.
         """
-        self._settle()
+        self._wait()
         self.set.bits.zero_()  # from here on nothing is cached, should a copy fail
         self._kept = _first_of_each(local)[: self.set.rows.shape[0]].sort().values
         self.refresh(0, int(self._packed.shape[0]))
-        kept = self._kept.to(self._device)
-        word, bit = kept // _WORD, kept % _WORD
-        counts = torch.zeros_like(self.set.bits).scatter_add_(0, word, torch.ones_like(word))
+        # Made on the CPU: the device may have no memory to spare. Ids are distinct, so adding powers of two sets bits
+        # (the highest one as the sign).
+        word, one = self._kept // _WORD, torch.ones_like(self._kept)
+        bits, counts = (torch.zeros(self.set.bits.shape, dtype=torch.int64, device="cpu") for _ in range(2))
+        counts.scatter_add_(0, word, one)
         self.set.ranks.copy_(counts.cumsum(0) - counts)
-        # Ids are distinct, so adding powers of two sets bits (the highest one as the sign).
-        self.set.bits.scatter_add_(0, word, torch.ones_like(bit) << bit)
-        self._settle()
-        return int(kept.numel())
+        self.set.bits.copy_(bits.scatter_add_(0, word, one << self._kept % _WORD))
+        self._wait()
+        return int(self._kept.numel())
 
     def refresh(self, first: int, last: int) -> None:
         """Copy those cached rows again that lie in ``[first, last)``, after the table was written there."""
@@ -71,12 +78,12 @@ class HotCache:
 
     def hits(self) -> tuple[int, int]:
         """Rows served from here, and rows served in all, since the last call; waits for the device."""
-        self._settle()
+        self._wait()
         served, asked = (int(n) for n in self.set.counts.sum(1).tolist())
         self.set.counts.zero_()
         return served, asked
 
-    def _settle(self) -> None:
+    def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 

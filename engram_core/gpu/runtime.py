@@ -101,10 +101,10 @@ class Registration:
             self.pointer, device, memory.numel() * memory.element_size()
         )
         seen = torch.empty(0, dtype=memory.dtype, device=device).set_(storage, 0, memory.shape, memory.stride())
-        weakref.finalize(seen.untyped_storage(), self._close).atexit = False
+        weakref.finalize(seen.untyped_storage(), self._close, device).atexit = False
         return seen
 
-    def _close(self) -> None:
+    def _close(self, device: torch.device) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(device)
         self.runtime.unregister(self.memory.data_ptr())
