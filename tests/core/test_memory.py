@@ -232,6 +232,11 @@ def test_all_reasons_are_given_before_anything_is_allocated(
     assert [reason.code for reason in error.value.reasons] == ["no-hot-rows"]
 
 
+def test_host_ids_of_what_is_no_batch_are_refused(memory: EngramMemory) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^batch: got .*need a TokenBatch"):
+        memory.hash_on_host(torch.arange(3))  # type: ignore[arg-type]
+
+
 def test_a_missing_table_file_is_named(config: EngramConfig, token_map: TokenMap, backend: EngramBackend) -> None:
     with pytest.raises(TableError, match=r"^nowhere/1\.rows: No such file"):
         EngramMemory(config, token_map, backend, "file", table_path="nowhere/{layer_id}.rows")

@@ -160,6 +160,20 @@ def test_shared_memory_is_measured_first(backend: EngramBackend, monkeypatch: py
         backend.create_table(spec("shared"))
 
 
+def test_a_containers_memory_is_free_where_only_cached_files_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemFree: 1 kB\nMemAvailable:   900 kB\n",
+        "/sys/fs/cgroup/memory.max": "500000\n",
+        "/sys/fs/cgroup/memory.current": "450000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 50000\nfile 400000\nshmem 30000\ninactive_anon 9\n"
+        "inactive_file 300000\nactive_file 70000\n",
+    }
+    monkeypatch.setattr(engram_core.shared, "_read", lambda path: files.get(path, ""))
+    assert engram_core.shared.available_memory() == 420000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert engram_core.shared.available_memory() == 900 * 1024
+
+
 def _plan(parts: int, columns: int) -> list[Shard]:
     class Ranks:
         def __init__(self, rank: int) -> None:
