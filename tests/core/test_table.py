@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from engram_core.backend import EngramBackend
 from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.exchange import Shard
 from engram_core.formats import E8M0, FP8, rows_to_bf16
+from engram_core.table import is_capturing
 
 SIZES = (11, 13, 17, 19)
 ROWS = sum(SIZES)
@@ -172,6 +175,21 @@ def test_a_containers_memory_is_free_where_only_cached_files_are_in_it(monkeypat
     assert engram_core.shared.available_memory() == 420000
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert engram_core.shared.available_memory() == 900 * 1024
+
+
+def test_a_capture_is_looked_for_on_the_device_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device.index or 0
+        yield
+        current[0] = before
+
+    monkeypatch.setattr("torch.cuda.device", entered)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: current == [1])
+    assert is_capturing(torch.device("cuda:1"))
+    assert not is_capturing(torch.device("cuda:0"))
 
 
 def _plan(parts: int, columns: int) -> list[Shard]:
