@@ -157,9 +157,9 @@ class EngramTable:
     def gather(
         self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
     ) -> None:
-        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``; T and the rows held: at least 1.
+        """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1.
 
-        ``host_ids`` is given only where :attr:`host_ids_from` allows it.
+        A rank that holds no rows is never asked. ``host_ids`` is given only where :attr:`host_ids_from` allows it.
         """
         for begin in range(0, ids.shape[0], _CHUNK_TOKENS):
             local = ids[begin : begin + _CHUNK_TOKENS].to(torch.int64) - self.shard.row_start
