@@ -8,7 +8,7 @@ ARGS   ?=
 WHEEL_TESTS := $(addprefix $(CURDIR)/tests/,core registry cli checkpoint)
 export PYTHON
 
-.PHONY: run test lint unit conformance interpreted interpreted-nvidia interpreted-rocm wheel clean
+.PHONY: run test lint unit conformance interpreted interpreted-nvidia interpreted-rocm interpreted-gfx950 wheel clean
 
 run: $(VENV)/.ready            ## the main job: Engram on real text, checked against float64
 	$(BIN)/engram-core run $(ARGS)
@@ -35,11 +35,22 @@ conformance: $(VENV)/.ready    ## the suite that a backend author runs, on the r
 # each on one core. What needs a GPU's streams and graphs, or two devices, is reported as not run, with that reason.
 # Five minutes on two cores; --engram-size=small takes two.
 interpreted: $(VENV)/.ready    ## the suite on the GPU backends' kernels, in Triton's interpreter
-	$(MAKE) --no-print-directory -j2 interpreted-nvidia interpreted-rocm
+	$(MAKE) --no-print-directory -j2 interpreted-nvidia interpreted-rocm interpreted-gfx950
 
 interpreted-nvidia interpreted-rocm: interpreted-%:
 	OMP_NUM_THREADS=1 TRITON_INTERPRET=1 $(BIN)/pytest --pyargs engram_conformance --engram-backend=$* --engram-device=cpu \
 		--engram-size=full -p no:cacheprovider -q
+
+# gfx950's product needs tl.dot_scaled, which the interpreter has from 3.8 on: a second, newer Triton beside the pinned one.
+NEXT_TRITON := .triton-3.9.0
+$(NEXT_TRITON): | $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part triton==3.9.0
+	mv $@.part $@
+
+interpreted-gfx950: $(NEXT_TRITON)
+	PYTHONPATH=$(CURDIR)/$(NEXT_TRITON) TRITON_INTERPRET=1 $(BIN)/pytest -q -p no:cacheprovider tests/rocm/interpreted/test_rocm_scaled.py
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/$(NEXT_TRITON) $(BIN)/python tests/rocm/on_cuda.py --device cpu --size small \
+		--forms rocm-as-gfx950 --no-ranks -k "wkv or step-whole" --out $(NEXT_TRITON)/reports
 
 wheel: $(VENV)/.ready          ## what users install: a file forgotten in the wheel is found only here
 	rm -rf dist
@@ -54,4 +65,4 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt .ci/venv.sh
 	@touch $@
 
 clean:                         ## what make made
-	rm -rf $(VENV) $(WHEEL_VENV) dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(WHEEL_VENV) .triton-* dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

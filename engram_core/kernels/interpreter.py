@@ -1,6 +1,6 @@
 """Makes Triton's CPU interpreter exact for bf16 and fp8, so that CI executes the real kernels.
 
-Seen in Triton 3.5.1 to 3.9.0: float32 -> bf16 truncates; float32 -> fp8 rounds half away from zero, wraps on overflow
+Seen in Triton 3.6.0 to 3.9.0: float32 -> bf16 truncates; float32 -> fp8 rounds half away from zero, wraps on overflow
 and breaks subnormals and NaN; fp8 NaN decodes to 480; arithmetic and ``tl.dot`` of bf16 run on the raw bit patterns.
 :func:`repair` replaces the four builder methods concerned; torch's casts give the values. Unary operations, fma and
 ``tl.sum`` on raw bf16 are left as they are: kernels convert to float32 first. It also has launches run in lockstep

@@ -51,6 +51,7 @@ def main() -> int:
     parser.add_argument("--size", default="full", help="largest conformance cases: small, real or full")
     parser.add_argument("-k", default="", help="conformance cases, as pytest's -k")
     chosen = parser.parse_args()
+    chosen.out = chosen.out.resolve()  # pytest runs there
     chosen.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         distribution(Path(folder))
