@@ -136,11 +136,7 @@ class EngramTable:
         else:
             check_tensor("out", out, shape, (dtype,), self.device, dense_last=True)
             check_disjoint("out", out, hash_ids=ids, table=self.packed)
-        if not self.graph_safe and is_capturing(self.device):
-            raise TableError(
-                f"lookup: a table of placement {self.spec.placement!r} is gathered on the CPU and can't be captured; "
-                f"look rows up before the capture, or use placement 'device'"
-            )
+        self.check_capture()
         real = self.shard.real
         if real < self.shard.columns:
             out[:, real:].zero_()
@@ -153,6 +149,14 @@ class EngramTable:
             else:
                 self.gather(ids[:, mine], out[:, :real], background, host_ids[:, mine])
         return out
+
+    def check_capture(self) -> None:
+        """Raises :class:`TableError` inside a graph capture where the table is not ``graph_safe``."""
+        if not self.graph_safe and is_capturing(self.device):
+            raise TableError(
+                f"lookup: a table of placement {self.spec.placement!r} is gathered on the CPU and can't be captured; "
+                f"look rows up before the capture, or use placement 'device'"
+            )
 
     def gather(
         self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
