@@ -9,7 +9,7 @@ from engram_core.info import Capability
 
 _PLACED = {name: Capability[f"PLACEMENT_{name.upper()}"] for name in ("device", "host", "file")}
 # Batches that don't run ahead; in host memory so many that the CPU gathers where the backend has it do so.
-_PLAIN = {"device": 40, "host": 1100, "file": 40}
+_PLAIN = {"device": 40, "host": 2100, "file": 40}
 _AHEAD = (Capability.PREFETCH,)
 
 
@@ -21,7 +21,7 @@ def _case(name: str, check: str, says: str, geometry: str = "small", needs: Any 
 
 
 def _placed(name: str, check: str, says: str, placement: str, **params: Any) -> Case:
-    given = {"tokens": _PLAIN[placement], "placement": placement} | params
+    given: dict[str, Any] = {"tokens": _PLAIN[placement], "placement": placement} | params
     return _case(f"{name}-{placement}", check, says, needs=(_PLACED[placement],), **given)
 
 
