@@ -112,7 +112,7 @@ class Registration:
         while _closing:
             held, device = _closing.pop()
             # Whether giving memory back waits for kernels that read it is the runtime's own affair, and not documented.
-            if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize(device)
             held.runtime.unregister(held.memory.data_ptr())
 

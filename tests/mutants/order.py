@@ -48,6 +48,7 @@ def memory_is_unregistered_when_nothing_reads_it() -> None:
     runtime = mock.Mock()
     runtime.unregister.side_effect = lambda address: calls.append("unregister")
     with (
+        mock.patch("engram_core.gpu.runtime.is_capturing", return_value=False),
         mock.patch.object(torch.cuda, "is_initialized", return_value=True),
         mock.patch.object(torch.cuda, "synchronize", side_effect=calls.append),
     ):
