@@ -9,6 +9,7 @@ Row ids mean something only under one hash, so a file carries a fingerprint of e
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -151,7 +152,8 @@ class HotRows:
         except OSError as error:
             raise TableError(f"{path}: can't be written ({error.strerror or error})") from None
         finally:
-            partial.unlink(missing_ok=True)  # interrupted, or a full disk
+            with contextlib.suppress(OSError):  # where it could not be made, it often can't be looked for either
+                partial.unlink()  # interrupted, or a full disk
 
     @classmethod
     def load(cls, path: str | Path) -> HotRows:

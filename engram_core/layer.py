@@ -94,7 +94,10 @@ class Engram(nn.Module):
             raise InvalidArgumentError(
                 "hash_ids", f"{max(tokens, slot)} tokens", f"at most max_tokens = {self.max_tokens}"
             )
+        self.table.check_capture()  # before another stream is drawn into the capture, which then could not end
         wanted = self._exchange.ids(ids, slot)
+        if wanted is not ids:
+            host_ids = None  # those of this rank's tokens alone
         rows = self._buffer[: wanted.shape[0]]
         stream = self.backend.lookup_stream()
         ready = None

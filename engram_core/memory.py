@@ -180,6 +180,8 @@ class EngramMemory:
         A table that is gathered on the CPU needs them; one in host memory that the device reads too is faster with
         them for large batches (:attr:`EngramTable.host_ids_from`), if they were made ahead of the step.
         """
+        if not isinstance(batch, TokenBatch):
+            raise InvalidArgumentError("batch", describe(batch), "a TokenBatch")
         host = batch if batch.device.type == "cpu" else batch.host
         if host is None:
             raise InvalidArgumentError(

@@ -24,7 +24,7 @@ def allocate(spec: TableSpec, shard: Shard, device: torch.device) -> torch.Tenso
     if spec.placement == "device":
         return torch.zeros(shard.rows, spec.width, dtype=torch.uint8, device=device)
     if spec.placement == "host":
-        return torch.zeros(shard.rows, spec.width, dtype=torch.uint8)
+        return torch.zeros(shard.rows, spec.width, dtype=torch.uint8, device="cpu")
     assert spec.path is not None  # TableSpec holds it to that
     return map_file(spec.path, spec.rows, spec.width)[shard.row_start : shard.row_stop]
 

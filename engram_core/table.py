@@ -34,6 +34,9 @@ class EngramTable:
     host_ids_from: int | None = None
     """Tokens from which on a look-up is faster with its ids in CPU memory too; None: they are of no use."""
 
+    # Tensors made in inference mode can be written in no other, and count no writes: a table reloaded later would pass
+    # for the one looked up before.
+    @torch.inference_mode(False)
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
         self.spec = spec
         self.device = device
@@ -133,15 +136,13 @@ class EngramTable:
         else:
             check_tensor("out", out, shape, (dtype,), self.device, dense_last=True)
             check_disjoint("out", out, hash_ids=ids, table=self.packed)
-        if not self.graph_safe and is_capturing(self.device):
-            raise TableError(
-                f"lookup: a table of placement {self.spec.placement!r} is gathered on the CPU and can't be captured; "
-                f"look rows up before the capture, or use placement 'device'"
-            )
+        self.check_capture()
         real = self.shard.real
         if real < self.shard.columns:
             out[:, real:].zero_()
-        if shape[0]:
+        if self.shard.rows == 0:
+            out.zero_()
+        elif shape[0]:
             mine = slice(self.shard.first, self.shard.first + real)
             if host_ids is None or self.host_ids_from is None or shape[0] < self.host_ids_from:
                 self.gather(ids[:, mine], out[:, :real], background)
@@ -149,16 +150,21 @@ class EngramTable:
                 self.gather(ids[:, mine], out[:, :real], background, host_ids[:, mine])
         return out
 
+    def check_capture(self) -> None:
+        """Raises :class:`TableError` inside a graph capture where the table is not ``graph_safe``."""
+        if not self.graph_safe and is_capturing(self.device):
+            raise TableError(
+                f"lookup: a table of placement {self.spec.placement!r} is gathered on the CPU and can't be captured; "
+                f"look rows up before the capture, or use placement 'device'"
+            )
+
     def gather(
         self, ids: torch.Tensor, out: torch.Tensor, background: bool, host_ids: torch.Tensor | None = None
     ) -> None:
         """Fill ``out`` ``[T, c, D | W]`` with the rows of checked ``ids`` ``[T, c]``, T at least 1.
 
-        ``host_ids`` is given only where :attr:`host_ids_from` allows it.
+        A rank that holds no rows is never asked. ``host_ids`` is given only where :attr:`host_ids_from` allows it.
         """
-        if self.shard.rows == 0:
-            out.zero_()
-            return
         for begin in range(0, ids.shape[0], _CHUNK_TOKENS):
             local = ids[begin : begin + _CHUNK_TOKENS].to(torch.int64) - self.shard.row_start
             owned = (local >= 0) & (local < self.shard.rows)
@@ -192,6 +198,8 @@ class EngramTable:
     def _check_cache(self, what: str) -> None:
         if not self.spec.cache_bytes:
             raise TableError(f"{what}: this table has no cache of hot rows; make it with cache_bytes")
+        if is_capturing(self.device):
+            raise TableError(f"{what}: waits for the device, and can't be captured; call it between steps")
 
     def store_cache(self, ids: torch.Tensor) -> int:
         """:meth:`cache_rows` of checked ``ids``; a backend that declares hot rows writes it."""
@@ -204,4 +212,7 @@ class EngramTable:
 
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream of ``device`` is being captured in a graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()

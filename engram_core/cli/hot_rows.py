@@ -78,6 +78,8 @@ def _hot_rows(
     from engram_core.hot_count import RowCounter
 
     corpus = Corpus.of(texts)
+    if any(path is not None and out.exists() and out.samefile(path) for path in corpus.named):
+        raise CliError(f"{out}: is one of the texts; --out needs another file")
     model = inputs.read_config(config_path, None, 16_000_000)
     inputs.check_rows(model, config_path)
     source, tokenizer, token_map = inputs.read_tokenizer(tokenizer_path, model)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from engram_core.cli.failure import CliError
 from engram_core.formats import packed_width
+from engram_core.shared import available_memory
 
 if TYPE_CHECKING:
     from engram_core.config import EngramConfig
 
-MEMINFO = Path("/proc/meminfo")
-CGROUP = Path("/sys/fs/cgroup")
 GIB: Final = 2**30
 DEMO_VOCAB_SIZE: Final = 20_000
 """Base of the primes of the scaled-down tables: 0.12 GiB a layer, where the real one takes 94.4."""
@@ -22,26 +20,10 @@ DEMO_VOCAB_SIZE: Final = 20_000
 
 def available(device: torch.device) -> int | None:
     """Bytes free for tables on ``device``; ``None`` where nobody says."""
-    if device.type != "cpu":
-        ask = getattr(torch.get_device_module(device), "mem_get_info", None)
-        return None if ask is None else int(ask(device)[0])
-    limits = [limit for limit in (_meminfo(), _cgroup("memory.max", "memory.current")) if limit is not None]
-    return min(limits) if limits else None
-
-
-def _meminfo() -> int | None:
-    try:
-        lines = MEMINFO.read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
-
-
-def _cgroup(limit: str, used: str) -> int | None:
-    try:
-        return int((CGROUP / limit).read_text()) - int((CGROUP / used).read_text())
-    except (OSError, ValueError):  # no cgroup, or "max"
-        return None
+    if device.type == "cpu":
+        return available_memory()
+    ask = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return None if ask is None else int(ask(device)[0])
 
 
 def check_fits(config: EngramConfig, device: torch.device, source: str) -> None:

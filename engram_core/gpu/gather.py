@@ -59,14 +59,16 @@ class CpuGather:
         tokens, columns = (int(n) for n in ids.shape)
         rows, width = (int(n) for n in self._packed.shape)
         flat = ids.reshape(-1)
-        index = flat if self._start == 0 else flat - self._start
+        # int64 where a number may be beyond int32: torch would wrap it.
+        index = flat if self._start == 0 else flat.to(torch.int64) - self._start
         elsewhere = None
         low, high = torch.aminmax(index)  # one pass tells that all rows are here, as they are on one rank
-        if low < 0 or high >= rows:
+        if int(low) < 0 or int(high) >= rows:
+            index = index.to(torch.int64)
             elsewhere = (index < 0) | (index >= rows)
             index = index.masked_fill(elsewhere, 0)
         # A new one each time: the copies may wait for long, and torch keeps page-locked memory until they are done.
-        gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, pin_memory=self._pinned)
+        gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)
         there = torch.empty(tokens, columns, width, dtype=torch.uint8, device=self._device)
         each = max(1, -(-tokens // max(1, round(tokens * columns / _PIECE_ROWS))))
         for begin in range(0, tokens, each):

@@ -15,28 +15,34 @@ from engram_core.kernels.lookup import HotSet
 
 _WORD: Final = 64
 _PIECE: Final = 2**16
+_INT32_MAX: Final = 2**31 - 1
+
+
+def cached_rows(rows: int, width: int, nbytes: int) -> int:
+    """How many of ``rows`` rows of ``width`` bytes fit in ``nbytes`` beside their index.
+
+    Raises :class:`InvalidArgumentError` where not one does.
+    """
+    index = -(-rows // _WORD) * (8 + 4)
+    slots = min((nbytes - index) // width, rows, _INT32_MAX)
+    if slots < min(1, rows):
+        raise InvalidArgumentError(
+            "cache_bytes", str(nbytes), f"at least {index + width}: the index of {rows} rows, and one row"
+        )
+    return slots
 
 
 class HotCache:
-    """``nbytes`` of device memory for rows of ``packed`` ``[rows, W]`` in CPU memory, its index counted in.
-
-    Raises :class:`InvalidArgumentError` where the index alone takes more.
-    """
+    """``nbytes`` of device memory for rows of ``packed`` ``[rows, W]`` in CPU memory, its index counted in."""
 
     def __init__(self, packed: torch.Tensor, nbytes: int, device: torch.device) -> None:
         rows, width = (int(n) for n in packed.shape)
-        words = -(-rows // _WORD)
-        index = words * (8 + 4)
-        slots = min((nbytes - index) // width, rows)
-        if slots < min(1, rows):
-            raise InvalidArgumentError(
-                "cache_bytes", str(nbytes), f"at least {index + width}: the index of {rows} rows, and one row"
-            )
+        slots, words = cached_rows(rows, width, nbytes), -(-rows // _WORD)
         self._packed = packed
         self._device = device
         self.version = -1
         """The table's, when rows were copied from it."""
-        self._kept = torch.empty(0, dtype=torch.int64)
+        self._kept = torch.empty(0, dtype=torch.int64, device="cpu")
         self.set = HotSet(
             rows=torch.zeros(slots, width, dtype=torch.uint8, device=device),
             bits=torch.zeros(words, dtype=torch.int64, device=device),
@@ -54,18 +60,19 @@ class HotCache:
         self.set.bits.zero_()  # from here on nothing is cached, should a copy fail
         self._kept = _first_of_each(local)[: self.set.rows.shape[0]].sort().values
         self.refresh(0, int(self._packed.shape[0]))
-        kept = self._kept.to(self._device)
-        word, bit = kept // _WORD, kept % _WORD
-        counts = torch.zeros_like(self.set.bits).scatter_add_(0, word, torch.ones_like(word))
+        # Made on the CPU: the device may have no memory to spare. Ids are distinct, so adding powers of two sets bits
+        # (the highest one as the sign).
+        word, one = self._kept // _WORD, torch.ones_like(self._kept)
+        bits, counts = (torch.zeros(self.set.bits.shape, dtype=torch.int64, device="cpu") for _ in range(2))
+        counts.scatter_add_(0, word, one)
         self.set.ranks.copy_(counts.cumsum(0) - counts)
-        # Ids are distinct, so adding powers of two sets bits (the highest one as the sign).
-        self.set.bits.scatter_add_(0, word, torch.ones_like(bit) << bit)
+        self.set.bits.copy_(bits.scatter_add_(0, word, one << self._kept % _WORD))
         self._settle()  # none that comes now finds some bits set, and others not yet
-        return int(kept.numel())
+        return int(self._kept.numel())
 
     def refresh(self, first: int, last: int) -> None:
         """Copy those cached rows again that lie in ``[first, last)``, after the table was written there."""
-        begin, end = torch.searchsorted(self._kept, torch.tensor([first, last])).tolist()
+        begin, end = torch.searchsorted(self._kept, torch.tensor([first, last], device="cpu")).tolist()
         for at in range(begin, end, _PIECE):
             part = self._packed[self._kept[at : min(at + _PIECE, end)]]
             self.set.rows[at : at + part.shape[0]].copy_(part)
@@ -86,6 +93,6 @@ def _first_of_each(ids: torch.Tensor) -> torch.Tensor:
     """``ids`` without what came before, in their order."""
     values, inverse = torch.unique(ids, return_inverse=True)
     place = torch.full_like(values, ids.numel()).scatter_reduce_(
-        0, inverse, torch.arange(ids.numel()), "amin", include_self=True
+        0, inverse, torch.arange(ids.numel(), device="cpu"), "amin", include_self=True
     )
     return ids[place.sort().values]

@@ -25,7 +25,7 @@ def host_rows(rows: int, width: int) -> torch.Tensor:
     """Zero rows ``[rows, width]`` uint8. Raises :class:`TableError` with the numbers where they don't fit."""
     nbytes = rows * width
     if nbytes == 0:
-        return torch.empty(rows, width, dtype=torch.uint8)
+        return torch.empty(rows, width, dtype=torch.uint8, device="cpu")
     # Touching more than there is would not fail: the system would kill the process.
     if nbytes > (free := available_memory()):
         raise TableError(

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from engram_core.errors import TableError
+from engram_core.table import is_capturing
 
 # Usable by every device of the process, and mapped into their address space.
 _PORTABLE_AND_MAPPED: Final = 0x1 | 0x2
@@ -105,7 +106,15 @@ class Registration:
         return seen
 
     def _close(self, device: torch.device) -> None:
-        # Whether giving memory back waits for kernels that read it is the runtime's own affair, and not documented.
-        if device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize(device)
-        self.runtime.unregister(self.memory.data_ptr())
+        _closing.append((self, device))
+        if is_capturing(device):
+            return  # to wait would spoil the capture; whichever is closed next closes this one too
+        while _closing:
+            held, device = _closing.pop()
+            # Whether giving memory back waits for kernels that read it is the runtime's own affair, and not documented.
+            if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+                torch.cuda.synchronize(device)
+            held.runtime.unregister(held.memory.data_ptr())
+
+
+_closing: Final[list[tuple[Registration, torch.device]]] = []

@@ -14,7 +14,7 @@ import torch
 
 from engram_core.exchange import Shard
 from engram_core.gpu.gather import CpuGather
-from engram_core.gpu.hot import HotCache
+from engram_core.gpu.hot import HotCache, cached_rows
 from engram_core.gpu.memory import host_rows
 from engram_core.gpu.runtime import HostRuntime
 from engram_core.kernels.device import on
@@ -44,13 +44,16 @@ class Tuning:
 class GpuTable(EngramTable):
     """``runtime``: registers rows that lie in host memory; None where the device is the host (interpreted)."""
 
+    @torch.inference_mode(False)  # as EngramTable's own
     def __init__(
         self, spec: TableSpec, device: torch.device, runtime: HostRuntime | None, tuning: Tuning | None = None
     ) -> None:
         over_bus = runtime is not None and spec.placement in ("host", "shared")
-        packed = None
+        packed, rows = None, Shard.plan(spec.rows, spec.head_sizes, spec.exchange).rows
+        if spec.cache_bytes:
+            cached_rows(rows, spec.width, spec.cache_bytes)  # refuses too few, before gigabytes are touched
         if over_bus and spec.placement == "host":
-            packed = host_rows(Shard.plan(spec.rows, spec.head_sizes, spec.exchange).rows, spec.width)
+            packed = host_rows(rows, spec.width)
         super().__init__(spec, device, packed)
         self._tuning = tuning or Tuning()
         self._over_bus = over_bus
@@ -119,12 +122,17 @@ class GpuTable(EngramTable):
             torch.cuda.synchronize(self.device)
         super().load(values, scales, start)
         loaded = values if values is not None else scales
-        if self._hot is not None and current and loaded is not None and len(self.stored_rows):
+        if self._hot is None or loaded is None or not self.stored_rows:
+            return
+        if current:
             first = start - self.shard.row_start
             self._hot.refresh(first, first + int(loaded.shape[0]))
             self._hot.version = self.version
+        else:
+            self.settle()
 
     def settle(self) -> None:
-        if self._hot is not None and self._hot.version != self.version:
+        # The version first: what another process writes meanwhile is copied again.
+        if self._hot is not None and self._hot.version != (version := self.version):
             self._hot.refresh(0, self.shard.rows)
-            self._hot.version = self.version
+            self._hot.version = version

@@ -198,6 +198,13 @@ def test_bad_text_behind_good_text(
     assert not list(out.parent.iterdir())
 
 
+def test_a_text_is_not_written_over(cli: Cli, given: list[str], text: Path) -> None:
+    before = text.read_bytes()
+    done = cli(*given, text, "--out", text)
+    assert (done.code, done.line) == (2, f"{text}: is one of the texts; --out needs another file")
+    assert text.read_bytes() == before
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_unreadable_text(cli: Cli, given: list[str], text: Path) -> None:
     text.chmod(0)

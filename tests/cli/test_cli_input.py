@@ -152,22 +152,6 @@ def test_tables_that_do_not_fit(
     assert cli(*small[:-1], path, "--vocab-size", 101).code == 0
 
 
-def test_free_memory_is_the_least_of_machine_and_cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    cpu = torch.device("cpu")
-    monkeypatch.setattr(memory, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "CGROUP", tmp_path)
-    assert memory.available(cpu) is None
-    (tmp_path / "meminfo").write_text("MemTotal:  100 kB\nMemAvailable:    64 kB\n")
-    assert memory.available(cpu) == 65536
-    (tmp_path / "memory.current").write_text("1000\n")
-    (tmp_path / "memory.max").write_text("max\n")
-    assert memory.available(cpu) == 65536
-    (tmp_path / "memory.max").write_text("5000\n")
-    assert memory.available(cpu) == 4000
-
-
 def test_tokenizer_of_another_size(
     cli: Callable[..., Any], small: list[str], config_file: Callable[..., Path], tokenizer: Path
 ) -> None:

@@ -150,3 +150,8 @@ def test_a_write_that_fails_leaves_the_old_file(
 def test_a_folder_that_is_not_there(counted: HotRows, tmp_path: Path) -> None:
     with pytest.raises(TableError, match=r"no/file: can't be written \(No such file"):
         counted.save(tmp_path / "no" / "file")
+    (tmp_path / "file").touch()
+    with pytest.raises(TableError, match=r"file/below: can't be written \(Not a directory"):
+        counted.save(tmp_path / "file" / "below")
+    with pytest.raises(TableError, match=r"can't be written \(File name too long"):
+        counted.save(tmp_path / ("x" * 250))

@@ -200,6 +200,17 @@ def test_placements(memory: EngramMemory, hidden: Hidden, tmp_path: Path, placem
     assert torch.equal(alone(other, given, h), alone(memory, given, h))
 
 
+def test_a_capture_is_refused_before_another_stream_is_drawn_into_it(
+    config: EngramConfig, token_map: TokenMap, backend: EngramBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "1").write_bytes(bytes(config.num_embeddings[0] * 33))
+    memory = EngramMemory(config, token_map, backend, "file", layer_ids=[1], table_path=tmp_path / "{layer_id}")
+    monkeypatch.setattr("engram_core.table.is_capturing", lambda device: True)
+    monkeypatch.setattr(backend, "lookup_stream", lambda: pytest.fail("a stream was asked for"))
+    with pytest.raises(TableError, match="^lookup: .*can't be captured"):
+        memory.step(batch(4)).start()
+
+
 def test_warmup(memory: EngramMemory) -> None:
     memory.warmup([0, 1, 20])
     with pytest.raises(InvalidArgumentError, match="^token_counts: got 65"):
@@ -230,6 +241,11 @@ def test_all_reasons_are_given_before_anything_is_allocated(
     with pytest.raises(UnsupportedConfigError, match="no-hot-rows: .*cache_bytes=5") as error:
         EngramMemory(config, token_map, backend, "host", cache_bytes=5)
     assert [reason.code for reason in error.value.reasons] == ["no-hot-rows"]
+
+
+def test_host_ids_of_what_is_no_batch_are_refused(memory: EngramMemory) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^batch: got .*need a TokenBatch"):
+        memory.hash_on_host(torch.arange(3))  # type: ignore[arg-type]
 
 
 def test_a_missing_table_file_is_named(config: EngramConfig, token_map: TokenMap, backend: EngramBackend) -> None:

@@ -83,9 +83,12 @@ def _data(group: TorchCollectives) -> None:
     for counts in ((3, 5), (0, 4), (6, 0), (0, 0)):
         tokens = counts[group.rank]
         hidden, ids = _inputs(tokens, seed=group.rank)
-        with memory.step(TokenBatch.single(ids), slot_tokens=max(counts)) as step:
-            found = step.inject(14, step.inject(1, hidden))
-        assert torch.equal(found, _expected(hidden, ids))
+        batch = TokenBatch.single(ids)
+        # Ids in CPU memory are those of one rank's tokens, and each rank looks up those of all.
+        for host_ids in (None, memory.hash_on_host(batch)):
+            with memory.step(batch, slot_tokens=max(counts), host_ids=host_ids) as step:
+                found = step.inject(14, step.inject(1, hidden))
+            assert torch.equal(found, _expected(hidden, ids))
 
 
 def _shared(group: TorchCollectives) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from engram_core.backend import EngramBackend
 from engram_core.errors import InvalidArgumentError, TableError
 from engram_core.exchange import Shard
 from engram_core.formats import E8M0, FP8, rows_to_bf16
+from engram_core.table import is_capturing
 
 SIZES = (11, 13, 17, 19)
 ROWS = sum(SIZES)
@@ -158,6 +161,35 @@ def test_shared_memory_is_measured_first(backend: EngramBackend, monkeypatch: py
     monkeypatch.setattr(engram_core.shared, "available_memory", lambda: 4096)
     with pytest.raises(TableError, match=r"needs \d+ bytes of host memory on this node, and 4096 are free to rank 0"):
         backend.create_table(spec("shared"))
+
+
+def test_a_containers_memory_is_free_where_only_cached_files_are_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemFree: 1 kB\nMemAvailable:   900 kB\n",
+        "/sys/fs/cgroup/memory.max": "500000\n",
+        "/sys/fs/cgroup/memory.current": "450000\n",
+        "/sys/fs/cgroup/memory.stat": "anon 50000\nfile 400000\nshmem 30000\ninactive_anon 9\n"
+        "inactive_file 300000\nactive_file 70000\n",
+    }
+    monkeypatch.setattr(engram_core.shared, "_read", lambda path: files.get(path, ""))
+    assert engram_core.shared.available_memory() == 420000
+    files["/sys/fs/cgroup/memory.max"] = "max\n"
+    assert engram_core.shared.available_memory() == 900 * 1024
+
+
+def test_a_capture_is_looked_for_on_the_device_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [0]
+
+    @contextlib.contextmanager
+    def entered(device: torch.device) -> Iterator[None]:
+        before, current[0] = current[0], device.index or 0
+        yield
+        current[0] = before
+
+    monkeypatch.setattr("torch.cuda.device", entered)
+    monkeypatch.setattr("torch.cuda.is_current_stream_capturing", lambda: current == [1])
+    assert is_capturing(torch.device("cuda:1"))
+    assert not is_capturing(torch.device("cuda:0"))
 
 
 def _plan(parts: int, columns: int) -> list[Shard]:

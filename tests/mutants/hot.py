@@ -84,11 +84,11 @@ MUTANTS = (
         cases=("rows-hot-rows-few",),
     ),
     _m(
-        name="hot-bits-stay",
+        name="hot-bits-reversed",
         function=_cache + "replace",
-        says="rows that were cached before stay marked",
-        old="self.set.bits.zero_()",
-        new="pass",
+        says="the bits of a word are set from the top",
+        old="one << self._kept % _WORD",
+        new="one << (_WORD - 1 - self._kept % _WORD)",
         cases=("rows-hot-rows",),
     ),
     _m(

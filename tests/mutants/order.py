@@ -1,12 +1,13 @@
-"""Waits that no case can show to be missing, since what would go wrong is over in microseconds: the calls are watched.
+"""Waits, and one order of writes, that no case can show to be missing: the calls are watched.
 
-A look-up on another stream that is between a row's bit and the row while the cache is replaced; one that comes while
+What would go wrong is over in microseconds, or needs a copy that fails. A look-up on another stream that is between a row's bit and the row while the cache is replaced; one that comes while
 the last of its bits are set; memory that is unregistered under a kernel (whether the driver waits for that itself is
 its own affair, and where it does not, the process is lost). So each check runs on the CPU, on what stands for a device.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -40,6 +41,17 @@ def cache_is_replaced_while_nothing_runs() -> None:
     assert all(map(torch.equal, seen[-1], after)), "the cache was written after replace waited"
 
 
+def cache_is_empty_where_a_copy_fails() -> None:
+    """``HotCache.replace`` marks no row before all are there: those of before are gone by then."""
+    from engram_core.gpu.hot import HotCache
+
+    cache = HotCache(torch.zeros(200, 66, dtype=torch.uint8), 4000, torch.device("cpu"))
+    cache.replace(torch.arange(0, 50))
+    with mock.patch.object(HotCache, "refresh", side_effect=RuntimeError), contextlib.suppress(RuntimeError):
+        cache.replace(torch.arange(60, 130, 2))
+    assert not cache.set.bits.any(), "rows are marked that are not cached"
+
+
 def memory_is_unregistered_when_nothing_reads_it() -> None:
     """``Registration`` waits for its own device, then gives the memory back."""
     from engram_core.gpu.runtime import Registration
@@ -48,6 +60,7 @@ def memory_is_unregistered_when_nothing_reads_it() -> None:
     runtime = mock.Mock()
     runtime.unregister.side_effect = lambda address: calls.append("unregister")
     with (
+        mock.patch("engram_core.gpu.runtime.is_capturing", return_value=False),
         mock.patch.object(torch.cuda, "is_initialized", return_value=True),
         mock.patch.object(torch.cuda, "synchronize", side_effect=calls.append),
     ):
@@ -75,6 +88,16 @@ CHECKED: tuple[tuple[Mutant, Callable[[], None]], ...] = (
             new="pass  # none that",
         ),
         cache_is_replaced_while_nothing_runs,
+    ),
+    (
+        _m(
+            name="cache-half-replaced",
+            function="engram_core.gpu.hot:HotCache.replace",
+            says="rows that were cached before stay marked while others are copied over them",
+            old="self.set.bits.zero_()",
+            new="pass",
+        ),
+        cache_is_empty_where_a_copy_fails,
     ),
     (
         _m(

@@ -116,9 +116,9 @@ MUTANTS = (
         name="copies-share-staging",
         function=_gather + "_gather",
         says="one page-locked buffer is filled again and again, whether or not it was copied",
-        old="gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, pin_memory=self._pinned)",
+        old='gathered = torch.empty(tokens * columns, width, dtype=torch.uint8, device="cpu", pin_memory=self._pinned)',
         new="gathered = self.__dict__.setdefault((tokens, width), torch.empty(tokens * columns, width, "
-        "dtype=torch.uint8, pin_memory=self._pinned))",
+        'dtype=torch.uint8, device="cpu", pin_memory=self._pinned))',
         cases=("stream-rows-under-way-host", "stream-rows-under-way-file"),
     ),
     _m(

@@ -14,8 +14,8 @@ from engram_conformance.ranks import Seat
 from engram_nvidia.backend import NvidiaBackend
 
 from engram_core import Parallel
-from engram_core.backend import TableSpec
-from engram_core.errors import InvalidArgumentError, TableError
+from engram_core.backend import EngramBackend, TableSpec
+from engram_core.errors import TableError
 from engram_core.formats import pack_rows, quantize_mxfp8, rows_to_bf16
 from engram_core.gpu.memory import host_rows
 from engram_core.gpu.runtime import HostRuntime
@@ -179,6 +179,18 @@ def test_a_shard_without_rows_registers_nothing() -> None:
     assert not table.lookup(torch.tensor([[0], [2]])).any()
 
 
+@pytest.mark.parametrize("placement", ["host", "file"])
+def test_a_shard_without_rows_is_not_gathered_by_the_cpu_either(placement: str, tmp_path: Path) -> None:
+    path = None
+    if placement == "file":
+        path = tmp_path / "rows"
+        path.write_bytes(bytes(3 * WIDTH))
+    small = TableSpec(3, DIM, (3,), placement, Parallel(Seat(4, 5)), path)
+    table = GpuTable(small, CPU, runtime(FakeHip()), Tuning(cpu_tokens=1))
+    ids = torch.tensor([[0], [2]])
+    assert not table.lookup(ids, torch.ones(2, 1, DIM, dtype=torch.bfloat16), host_ids=ids).any()
+
+
 @pytest.mark.parametrize("placement", ["device", "host", "shared"])
 def test_in_the_interpreter_the_host_is_the_device(placement: str) -> None:
     table = NvidiaBackend(CPU).create_table(spec(placement))
@@ -216,45 +228,60 @@ def test_more_rows_than_there_is_memory_are_refused_with_the_numbers() -> None:
         host_rows(10**13, 264)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.4])
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_cpu_gathers_what_it_has_the_ids_of(share: float, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where rows lie in host memory, ids came in CPU memory and there are enough tokens; and never in a capture."""
-    hip = FakeHip()
-    table = GpuTable(spec(), CPU, runtime(hip), Tuning(cpu_tokens=4, device_share=share, ordered=6))
-    fill(table, rows(1))
-    ctypes.memmove(hip.view, rows(2).data_ptr(), ROWS * WIDTH)  # what the device would read
-    ids = torch.randint(-3, ROWS + 3, (5, 3), generator=torch.Generator().manual_seed(0))
-
-    def from_(source: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
-        owned = (asked >= 0) & (asked < ROWS)
-        found = source[asked.clamp(0, ROWS - 1)].masked_fill(~owned[..., None], 0)
-        return found if packed else rows_to_bf16(found)
-
-    assert table.host_ids_from == 4
-    assert torch.equal(table.lookup(ids, packed=packed, host_ids=ids), from_(rows(1), ids))
-    assert torch.equal(table.lookup(ids[:3], packed=packed, host_ids=ids[:3]), from_(rows(2), ids[:3]))
-    assert torch.equal(table.lookup(ids, packed=packed), from_(rows(2), ids))
-    monkeypatch.setattr("engram_core.gpu.table.is_capturing", lambda device: True)
-    assert torch.equal(table.lookup(ids, packed=packed, host_ids=ids), from_(rows(2), ids))
+def test_the_tables_own_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is current when the last tensor over registered memory goes: kernels may still read it."""
+    hip, waited = FakeHip(), []
+    table = GpuTable(spec(), CPU, runtime(hip))
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device=None: waited.append((device, hip.names()[-1])))
+    del table
+    gc.collect()
+    assert waited == [(CPU, "HostGetDevicePointer")]
+    assert hip.names()[-1] == "HostUnregister"
 
 
-def test_a_cache_smaller_than_its_index_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="cache_bytes.*at least 78: the index of 40 rows, and one row"):
-        GpuTable(replace(spec(), cache_bytes=77), CPU, runtime(FakeHip()))
-    assert GpuTable(replace(spec(), cache_bytes=78), CPU, runtime(FakeHip())).cache_rows(torch.arange(3)) == 1
+def test_a_table_that_goes_during_a_capture_is_given_back_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the device would spoil the capture."""
+    hips, capturing, waited = [FakeHip(), FakeHip()], [True], []
+    monkeypatch.setattr("engram_core.gpu.runtime.is_capturing", lambda device: capturing[0], raising=False)
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device=None: waited.append(device))
+    tables = [GpuTable(spec(), CPU, runtime(hip)) for hip in hips]
+    for given_back in (0, 2):
+        del tables[0]
+        gc.collect()
+        assert sum("HostUnregister" in hip.names() for hip in hips) == len(waited) == given_back
+        capturing[0] = False
 
 
-def test_a_write_through_the_views_reaches_the_cache() -> None:
-    table = NvidiaBackend(CPU).create_table(replace(spec(), cache_bytes=10**4))
-    fill(table, rows(1))
-    assert table.cache_rows(torch.arange(ROWS)) == ROWS
+@pytest.mark.parametrize("placement", ["device", "host", "shared"])
+@pytest.mark.parametrize(("made", "used"), [(True, False), (False, True), (True, True)])
+def test_inference_mode_where_a_table_is_made_or_used(placement: str, made: bool, used: bool) -> None:
+    cache_bytes = 0 if placement == "device" else 10**4
+    with torch.inference_mode(made):
+        table = NvidiaBackend(CPU).create_table(replace(spec(placement), cache_bytes=cache_bytes))
     ids = torch.tensor([[3, 12, 39]])
-    assert torch.equal(table.lookup(ids, packed=True), rows(1)[ids])
-    table.values.copy_(rows(2)[:, :DIM].view(torch.float8_e4m3fn))
-    table.scales.copy_(rows(2)[:, DIM:])
-    assert torch.equal(table.lookup(ids, packed=True), rows(2)[ids])
-    assert table.cache_hits() == (6, 6)
+    with torch.inference_mode(used):
+        before = table.version
+        fill(table, rows(1))
+        assert table.version != before
+        if cache_bytes:
+            table.cache_rows(torch.arange(ROWS))
+        fill(table, rows(2))
+        assert torch.equal(table.lookup(ids, packed=True), rows(2)[ids])
+        table.packed.copy_(rows(3))
+        assert torch.equal(table.lookup(ids, packed=True), rows(3)[ids])
+
+
+def test_a_default_device_moves_nothing(backend: EngramBackend) -> None:
+    """Engines build their models under one."""
+    packed, wanted, ids = rows(1), torch.arange(ROWS), torch.tensor([[3, 12, 39]])
+    with torch.device("meta"):
+        assert backend.create_table(spec()).packed.device == CPU
+        table = GpuTable(replace(spec(), cache_bytes=10**4), CPU, None)
+        assert table.cache_rows(wanted) == ROWS
+        fill(table, packed)
+        assert torch.equal(table.lookup(ids, packed=True), packed[ids])
 
 
 def test_readers_of_shared_rows_register_them_without_the_right_to_write() -> None:
