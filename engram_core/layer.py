@@ -189,7 +189,10 @@ class Engram(nn.Module):
             own, self.gate.hc_mult, self.gate.dim, dtype=self.wkv.spec.dtype, device=self.backend.device
         )
         ids = torch.full((tokens, self.table.spec.columns), -1, dtype=torch.int32, device=self.table.ids_device)
-        self.prepare(ids, tokens if self.table.spec.exchange.data_size > 1 else None)
+        slot = tokens if self.table.spec.exchange.data_size > 1 else None
+        if self.table.host_ids_from is not None and tokens >= self.table.host_ids_from:
+            self.prepare(ids, slot, ids.cpu())
+        self.prepare(ids, slot)
         self.forward_staged(hidden)
 
     def _check_hidden(self, hidden_states: torch.Tensor, tokens: int, token_mask: torch.Tensor | None) -> Window:

@@ -194,13 +194,25 @@ class EngramMemory:
 
         ``hot``: a file that ``engram-core hot-rows`` made, or what was read from it. Replaces what was cached, between
         steps and under captured graphs too; no result changes. Returns the rows kept, by layer. Raises
-        :class:`TableError` for counts of another model or tokenizer, or a memory without ``cache_bytes``, before
-        anything is replaced.
+        :class:`TableError` for counts of another model or tokenizer, or a memory without ``cache_bytes``, and
+        :class:`InvalidArgumentError` where a layer was not counted, before anything is replaced. A graph that is
+        replayed never looks whether rows were written through ``table.values``: load them by :meth:`load_weights`.
         """
+        if not isinstance(hot, (HotRows, str, Path)):
+            raise InvalidArgumentError(
+                "hot", describe(hot), "HotRows, or the path of a file that engram-core hot-rows made"
+            )
         found = hot if isinstance(hot, HotRows) else HotRows.load(hot)
         found.check(self.layout, self.token_map)
         wanted = {layer_id: found.most(layer_id, layer.table.spec.rows) for layer_id, layer in self.layers.items()}
         return {layer_id: self.layers[layer_id].table.cache_rows(ids) for layer_id, ids in wanted.items()}
+
+    def cache_hits(self) -> dict[int, tuple[int, int]]:
+        """By layer the rows that the cache served, and all that were served, since the last call; waits for the device.
+
+        Raises :class:`TableError` for a memory without ``cache_bytes``.
+        """
+        return {layer_id: layer.table.cache_hits() for layer_id, layer in self.layers.items()}
 
 
 def _table_file(path: str | Path | Mapping[int, str | Path] | None, layer_id: int) -> str | Path | None:

@@ -79,7 +79,11 @@ class EngramStep:
 
     def __enter__(self) -> EngramStep:
         if not self._started:
-            self.start()
+            try:
+                self.start()
+            except BaseException:
+                self.end()  # what did start must not run into the next step, or keep a capture open
+                raise
         return self
 
     def __exit__(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 
 from engram_core.errors import InvalidArgumentError
@@ -91,8 +92,5 @@ class HotCache:
 
 def _first_of_each(ids: torch.Tensor) -> torch.Tensor:
     """``ids`` without what came before, in their order."""
-    values, inverse = torch.unique(ids, return_inverse=True)
-    place = torch.full_like(values, ids.numel()).scatter_reduce_(
-        0, inverse, torch.arange(ids.numel(), device="cpu"), "amin", include_self=True
-    )
-    return ids[place.sort().values]
+    _, firsts = np.unique(ids.numpy(), return_index=True)
+    return ids[torch.from_numpy(np.sort(firsts))]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from engram_core.errors import InvalidArgumentError
 from engram_core.exchange import Shard
 from engram_core.gpu.gather import CpuGather
 from engram_core.gpu.hot import HotCache, cached_rows
@@ -39,6 +40,10 @@ class Tuning:
     in_flight: int = 132
     cpu_tokens: int = 2048
     device_share: float = 0.35
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.device_share < 1:
+            raise InvalidArgumentError("device_share", str(self.device_share), "a share from 0 on, below 1")
 
 
 class GpuTable(EngramTable):

@@ -298,3 +298,27 @@ def test_one_and_three_layers(token_map: TokenMap, backend: EngramBackend, hidde
             for layer_id in range(6):
                 found = step.inject(layer_id, found)
         assert torch.equal(found, alone(memory, given, h))
+
+
+def test_a_start_that_fails_half_way_leaves_no_step_behind(
+    memory: EngramMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = list(memory.layers.values())[-1]
+
+    def fail(*arguments: object) -> None:
+        raise TableError("no rows")
+
+    monkeypatch.setattr(last, "prepare", fail)
+    with pytest.raises(TableError, match="no rows"), memory.step(TokenBatch.single(torch.arange(3))):
+        pass
+    assert memory.current_step is None
+    monkeypatch.undo()
+    with memory.step(TokenBatch.single(torch.arange(3))) as step:
+        assert len(step.hash_ids) == len(memory.layers)
+
+
+def test_hits_and_hot_rows_of_a_memory_without_a_cache_are_refused(memory: EngramMemory) -> None:
+    with pytest.raises(TableError, match="cache_hits: this table has no cache"):
+        memory.cache_hits()
+    with pytest.raises(InvalidArgumentError, match="hot: got None"):
+        memory.cache_rows(None)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ def _case(name: str, check: str, says: str, geometry: str = "small", needs: Any 
 
 def _placed(name: str, check: str, says: str, placement: str, **params: Any) -> Case:
     # A batch that doesn't run ahead.
-    given = {"tokens": 40, "placement": placement} | params
+    given: dict[str, Any] = {"tokens": 40, "placement": placement} | params
     return _case(f"{name}-{placement}", check, says, needs=(_PLACED[placement],), **given)
 
 
