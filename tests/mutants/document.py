@@ -39,8 +39,8 @@ Run where there is a GPU, which is not in CI (there each mutant is only applied)
 _NEVER = "The column says what was **not run yet**."
 _RAN = "Last run on {date}, on {device} with torch {torch}: the control passes all {cases} cases, and {caught}."
 _ORDER = """
-Some guard against what is over in microseconds, or needs a copy that fails, so that no case can show it: a check of the \
-order of calls, in `tests/mutants/order.py`, catches these on the CPU (`make unit`).
+Some guard against what is over in microseconds, or needs a copy that fails, so that no case can show it: a check of \
+the order of calls, in `tests/mutants/order.py`, catches these on the CPU (`make unit`).
 
 | mutant | the fault | caught by |
 | --- | --- | --- |

@@ -1,8 +1,9 @@
 """Waits, and one order of writes, that no case can show to be missing: the calls are watched.
 
-What would go wrong is over in microseconds, or needs a copy that fails. A look-up on another stream that is between a row's bit and the row while the cache is replaced; one that comes while
-the last of its bits are set; memory that is unregistered under a kernel (whether the driver waits for that itself is
-its own affair, and where it does not, the process is lost). So each check runs on the CPU, on what stands for a device.
+What would go wrong needs a copy that fails, or is over in microseconds: a look-up on another stream that is between a
+row's bit and the row while the cache is replaced; one that comes while the last of its bits are set; memory that is
+unregistered under a kernel (whether the driver waits for that itself is its own affair, and where it does not, the
+process is lost). So each check runs on the CPU, on what stands for a device.
 """
 
 from __future__ import annotations
