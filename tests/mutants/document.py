@@ -37,7 +37,7 @@ Run where there is a GPU, which is not in CI (there each mutant is only applied)
 --from run.json --write ../docs/mutants.md`. {ran}
 """
 _NEVER = "The column says what was **not run yet**."
-_RAN = "Last run on {date}, on {device} with torch {torch}: the control passes all {cases} cases, and {caught}."
+_RAN = "Last run on {date}, on {device} with torch {torch}: the control ran {cases} cases; {caught}."
 _ORDER = """
 Some guard against what is over in microseconds, or needs a copy that fails, so that no case can show it: a check of \
 the order of calls, in `tests/mutants/order.py`, catches these on the CPU (`make unit`).
@@ -50,11 +50,12 @@ the order of calls, in `tests/mutants/order.py`, catches these on the CPU (`make
 def put(text: str, heading: str, mutants: Sequence[Mutant], run: Run | None) -> str:
     """``text`` with that part written anew. Raises :class:`ValueError` for a run that is not as it should be.
 
-    ``run``: None for the part of the GPU, where none was made yet.
+    ``run``: None for the part of the GPU, where none was made yet. A GPU is not always at hand to run it again, so of
+    that part a run with faults is written too, and says them.
     """
-    if run is not None and (faults := run.faults(mutants)):
-        raise ValueError("; ".join(faults))
     parts = _parts(text)
+    if run is not None and heading != PARTS["graphs"] and (faults := run.faults(mutants)):
+        raise ValueError("; ".join(faults))
     if heading == PARTS["graphs"]:
         parts[heading] = _gpu(mutants, run)
     else:
@@ -84,7 +85,9 @@ def _gpu(mutants: Sequence[Mutant], run: Run | None) -> str:
     ran = _NEVER
     if run:
         cases = len(found[CONTROL].verdicts)
-        ran = _RAN.format(cases=cases, caught="every mutant fails all of its own", **run.facts)
+        faults = run.faults(mutants)
+        caught = "not as it should be: " + "; ".join(faults) if faults else "every mutant fails all of its own"
+        ran = _RAN.format(cases=cases, caught=caught, **run.facts)
     parts = [_GPU.format(count=len(mutants), ran=ran)]
     parts.append("\n| mutant | the fault | its cases | on a GPU |\n| --- | --- | --- | --- |\n")
     for m in mutants:
