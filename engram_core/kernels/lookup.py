@@ -56,8 +56,8 @@ def _ones(x):
 
 
 @triton.jit
-def _hot_rows(source, local, owned, hot, bits, ranks, counts, WIDTH: tl.constexpr):
-    """``source`` where the row is not cached, and its place in the cache where it is; both are counted."""
+def _hot_offset(offset, local, owned, hot_at, bits, ranks, counts, WIDTH: tl.constexpr):
+    """``offset`` where the row is not cached, and that of its place in the cache where it is; both are counted."""
     word = local >> 6
     set_bits = tl.load(bits + word, mask=owned, other=0)
     rank = tl.load(ranks + word, mask=owned, other=0).to(tl.int64)
@@ -68,7 +68,7 @@ def _hot_rows(source, local, owned, hot, bits, ranks, counts, WIDTH: tl.constexp
     lane = (tl.program_id(0) + tl.program_id(1)) % 64
     tl.atomic_add(counts + lane, tl.sum(hit.to(tl.int64)), sem="relaxed")
     tl.atomic_add(counts + 64 + lane, tl.sum(owned.to(tl.int64)), sem="relaxed")
-    return tl.where(hit, hot + slot * WIDTH, source)
+    return tl.where(hit, tl.cast(hot_at, tl.int64) + slot * WIDTH, offset)
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _rows(
     table,
     ids,
     out,
-    hot,
+    hot_at,
     hot_bits,
     hot_ranks,
     hot_counts,
@@ -100,9 +100,11 @@ def _rows(
     # Clamped as well as masked: an address beyond the table is never formed.
     local = tl.where(owned, index - start, 0)
     to = token * out_stride_t + column.to(tl.int64) * out_stride_c
-    source = table + local * WIDTH
+    offset = local * WIDTH
     if HOT:
-        source = _hot_rows(source, local, owned, hot, hot_bits, hot_ranks, hot_counts, WIDTH)
+        # An offset from the table and not a choice of pointers, which Triton does not compile for AMD targets.
+        offset = _hot_offset(offset, local, owned, hot_at, hot_bits, hot_ranks, hot_counts, WIDTH)
+    source = table + offset
     if WORD > 0:
         word: tl.constexpr = tl.int64 if WORD == 8 else tl.int32 if WORD == 4 else tl.uint8
         source = source.to(tl.pointer_type(word))
@@ -131,7 +133,7 @@ def _lookup_kernel(
     ids,
     order,
     out,
-    hot,
+    hot_at,
     hot_bits,
     hot_ranks,
     hot_counts,
@@ -160,7 +162,7 @@ def _lookup_kernel(
             position = tl.load(order + place, mask=inside, other=0)
             _rows(
                 (position // columns).to(tl.int64), position % columns, inside, table, ids, out,
-                hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                hot_at, hot_bits, hot_ranks, hot_counts, start, stop,
                 ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
             )  # fmt: skip
     else:
@@ -169,13 +171,13 @@ def _lookup_kernel(
             for t in range(tl.program_id(0), tokens, tl.num_programs(0)):
                 _rows(
                     tl.cast(t, tl.int64), column, column < columns, table, ids, out,
-                    hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                    hot_at, hot_bits, hot_ranks, hot_counts, start, stop,
                     ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
                 )  # fmt: skip
         else:
             _rows(
                 tl.cast(tl.program_id(0), tl.int64), column, column < columns, table, ids, out,
-                hot, hot_bits, hot_ranks, hot_counts, start, stop,
+                hot_at, hot_bits, hot_ranks, hot_counts, start, stop,
                 ids_stride_t, ids_stride_c, out_stride_t, out_stride_c, DIM, WIDTH, BLOCK_D, WORD, HOT,
             )  # fmt: skip
 
@@ -252,7 +254,8 @@ def lookup_rows(
         ids,
         ids if order is None else order,
         out,
-        *((table, ids, ids, ids) if hot is None else (hot.rows, hot.bits, hot.ranks, hot.counts)),
+        0 if hot is None else hot.rows.data_ptr() - table.data_ptr(),
+        *((ids, ids, ids) if hot is None else (hot.bits, hot.ranks, hot.counts)),
         tokens,
         columns,
         start,
