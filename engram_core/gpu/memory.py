@@ -26,12 +26,7 @@ def host_rows(rows: int, width: int) -> torch.Tensor:
     nbytes = rows * width
     if nbytes == 0:
         return torch.empty(rows, width, dtype=torch.uint8, device="cpu")
-    # Touching more than there is would not fail: the system would kill the process.
-    if nbytes > (free := available_memory()):
-        raise TableError(
-            f"placement: 'host' needs {nbytes} bytes of host memory, and {free} are free; more memory for this machine "
-            f"or container, placement 'shared' (one copy for all ranks of a node) or placement 'file' mends it"
-        )
+    _check_room(nbytes, nbytes)
     try:
         memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
@@ -42,5 +37,16 @@ def host_rows(rows: int, width: int) -> torch.Tensor:
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     with byte_progress("host table", nbytes, enabled=nbytes >= _SHOWN) as advance:
         for begin in range(0, nbytes, _PIECE):
+            _check_room(nbytes - begin, nbytes)  # again: other ranks of the node take theirs at the same time
             advance(whole[begin : begin + _PIECE].zero_().numel())
     return whole.view(rows, width)
+
+
+def _check_room(left: int, nbytes: int) -> None:
+    """Touching more than there is would not fail: the system would kill the process."""
+    if left > (free := available_memory()):
+        raise TableError(
+            f"placement: 'host' needs {nbytes} bytes of host memory, {left} of them still to be had, and {free} are free; "
+            f"more memory for this machine or container, placement 'shared' (one copy for all ranks of a node) or "
+            f"placement 'file' mends it"
+        )

@@ -223,9 +223,19 @@ def test_host_rows_are_zero_and_writable() -> None:
 def test_more_rows_than_there_is_memory_are_refused_with_the_numbers() -> None:
     """Touching them would not fail: the system would kill the process."""
     with pytest.raises(
-        TableError, match=r"'host' needs 2640000000000000 bytes of host memory, and \d+ are free; .*'file'"
+        TableError, match=r"'host' needs 2640000000000000 bytes of host memory, .* and \d+ are free; .*'file'"
     ):
         host_rows(10**13, 264)
+
+
+def test_memory_that_others_take_meanwhile_is_missed_before_it_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = iter([1000, 1000, 1000, 500])
+    monkeypatch.setattr("engram_core.gpu.memory.available_memory", lambda: next(free))
+    monkeypatch.setattr("engram_core.gpu.memory._PIECE", 100)
+    with pytest.raises(
+        TableError, match="needs 990 bytes of host memory, 790 of them still to be had, and 500 are free"
+    ):
+        host_rows(10, 99)
 
 
 def test_the_tables_own_device_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
