@@ -47,6 +47,6 @@ def _check_room(left: int, nbytes: int) -> None:
     if left > (free := available_memory()):
         raise TableError(
             f"placement: 'host' needs {nbytes} bytes of host memory, {left} of them still to be had, and {free} are "
-            f"free; more memory for this machine or container, placement 'shared' (one copy for all ranks of a node) or "
-            f"placement 'file' mends it"
+            f"free; more memory for this machine or container, placement 'shared' (one copy for all ranks of a node) "
+            f"or placement 'file' mends it"
         )
