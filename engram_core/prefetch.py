@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,14 +20,19 @@ from engram_core.layer import Engram
 
 @dataclass
 class _Chain:
-    kv: torch.Tensor
+    kv: Any
     num_tokens: int
     wkv_version: int
     table_version: int
 
 
 class InlinePrefetch(Prefetch):
-    """Chains that run where they are started; results lie in one persistent buffer a layer."""
+    """Chains that run where they are started; results lie in one persistent buffer a layer.
+
+    The rules are here: which chains start, which hold, what a refused argument loses. A backend that runs them
+    elsewhere overrides :meth:`project` and :meth:`result`, and :meth:`wait` and :meth:`finish` where there is something
+    to wait for.
+    """
 
     def __init__(self, layers: Sequence[Engram], max_rows: int) -> None:
         """Raises :class:`UnsupportedConfigError` for a layer whose WKV can't run ahead, with all reasons."""
@@ -52,7 +58,7 @@ class InlinePrefetch(Prefetch):
             if staged is None or staged.num_tokens != num_tokens or staged.table_version != layer.table.version:
                 continue
             rows = layer.take_rows(ahead=True)
-            kv = layer.project(rows, self._kv[layer][:num_tokens], ahead=True)
+            kv = self.project(layer, rows, self._kv[layer][:num_tokens])
             self._chains[layer] = _Chain(kv, num_tokens, layer.wkv.version, layer.table.version)
 
     def started(self, layer: Engram) -> bool:
@@ -61,6 +67,26 @@ class InlinePrefetch(Prefetch):
             layer.wkv.version,
             layer.table.version,
         )
+
+    def project(self, layer: Engram, rows: torch.Tensor, out: torch.Tensor) -> Any:
+        """Start the projection of whole ``rows`` into ``out`` ``[T, kv_features]``; what :meth:`result` is given."""
+        return layer.project(rows, out, ahead=True)
+
+    def result(self, kv: Any) -> torch.Tensor:
+        """The ``kv`` that :meth:`project` promised, complete for the current stream."""
+        assert isinstance(kv, torch.Tensor)
+        return kv
+
+    def promised(self, layer: Engram) -> Any:
+        """What :meth:`project` gave for a chain that was :meth:`started`."""
+        return self._chains[layer].kv
+
+    def forget(self) -> None:
+        """Drop all chains without waiting for any."""
+        self._chains.clear()
+
+    def finish(self, promised: Sequence[Any]) -> None:
+        """Return when none of these that no layer took is in flight; nothing where they ran when they were started."""
 
     def wait(self, layer: Engram) -> None:
         """Nothing to wait for: the chain ran where it was started."""
@@ -73,9 +99,11 @@ class InlinePrefetch(Prefetch):
             self._chains.pop(layer, None)
             return layer(hidden_states, hash_ids, token_mask)  # type: ignore[no-any-return]
         check_tensor("hash_ids", hash_ids, (chain.num_tokens, layer.table.spec.columns), (hash_ids.dtype,))
-        out = layer.inject(hidden_states, chain.kv, chain.num_tokens, token_mask)
+        out = layer.inject(hidden_states, self.result(chain.kv), chain.num_tokens, token_mask)
         del self._chains[layer]  # kept until here: a refused argument must not lose the chain
         return out
 
     def join(self) -> None:
+        left = [chain.kv for chain in self._chains.values()]
         self._chains.clear()
+        self.finish(left)

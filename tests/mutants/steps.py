@@ -49,7 +49,7 @@ MUTANTS = (
         name="ahead-previous-kv",
         function=_chain + "start",
         says="a buffer that holds a kv already is not filled again",
-        old="kv = layer.project(rows, self._kv[layer][:num_tokens], ahead=True)",
+        old="kv = self.project(layer, rows, self._kv[layer][:num_tokens])",
         new="kv = self.__dict__.setdefault((layer, num_tokens), layer.project(rows).clone())",
         cases=("step-ahead-twice",),
     ),
