@@ -96,15 +96,22 @@ def barrier(parallel: Parallel, device: torch.device) -> None:
 
 
 def available_memory() -> int:
-    """Bytes of host memory that this process may still take: the machine's, or its container's where that is less."""
+    """Bytes of host memory that this process may still take: the machine's, or the least that a limit on it leaves.
+
+    Limits are those of its control group (version 2) and of all groups above: containers, a scheduler's jobs, services.
+    """
     free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
     if found := re.search(r"^MemAvailable:\s+(\d+) kB", _read("/proc/meminfo"), re.M):
         free = int(found[1]) * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        # Files that were read (a checkpoint) count as used, and give way to whoever needs the memory.
-        cached = re.findall(r"^(?:in)?active_file (\d+)", _read("/sys/fs/cgroup/memory.stat"), re.M)
-        free = min(free, int(limit) - int(used) + sum(map(int, cached)))
+    own = re.search(r"^0::/(.*)$", _read("/proc/self/cgroup"), re.M)
+    # In a namespace of its own the path is "/": the container's group is the root that it sees.
+    group = Path("/sys/fs/cgroup") / (own[1] if own else "")
+    for folder in (group, *group.parents[: len(group.parts) - len(Path("/sys/fs/cgroup").parts)]):
+        limit, used = _read(f"{folder}/memory.max").strip(), _read(f"{folder}/memory.current").strip()
+        if limit.isdigit() and used.isdigit():
+            # Files that were read (a checkpoint) count as used, and give way to whoever needs the memory.
+            cached = re.findall(r"^(?:in)?active_file (\d+)", _read(f"{folder}/memory.stat"), re.M)
+            free = min(free, int(limit) - int(used) + sum(map(int, cached)))
     return free
 
 

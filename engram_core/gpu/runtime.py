@@ -7,6 +7,7 @@ the other. Everything that touches the runtime is here, so that a fake one can s
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
 from dataclasses import dataclass
@@ -66,7 +67,8 @@ class HostRuntime:
             if not pointer.value:
                 raise TableError("placement: the runtime gave no device address for registered host memory")
         except TableError:
-            self.unregister(address)
+            with contextlib.suppress(TableError):  # the first error is the one that tells
+                self.unregister(address)
             raise
         return Registration(self, memory, pointer.value)
 
@@ -110,11 +112,12 @@ class Registration:
         if is_capturing(device):
             return  # to wait would spoil the capture; whichever is closed next closes this one too
         while _closing:
-            held, device = _closing.pop()
+            held, device = _closing[-1]
             # Whether giving memory back waits for kernels that read it is the runtime's own affair, and not documented.
             if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
                 torch.cuda.synchronize(device)
             held.runtime.unregister(held.memory.data_ptr())
+            _closing.pop()  # only now: memory whose kernels could not be waited for is kept
 
 
 _closing: Final[list[tuple[Registration, torch.device]]] = []

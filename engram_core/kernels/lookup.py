@@ -217,8 +217,8 @@ def lookup_rows(
     (:func:`engram_core.kernels.order.address_order`). ``hot``: rows to read from there instead, bit for bit the same.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype, layout or device.
     """
-    check_tensor("table", table, ("rows", "W"), (torch.uint8,))
     check_tensor("hash_ids", ids, ("T", "C"), INDEX_DTYPES)
+    check_tensor("table", table, ("rows", "W"), (torch.uint8,), ids.device)
     width = int(table.shape[1])
     dim = width * BLOCK // (BLOCK + 1)
     if not table.is_contiguous() or packed_width(dim) != width or dim % BLOCK:

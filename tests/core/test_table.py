@@ -177,6 +177,19 @@ def test_a_containers_memory_is_free_where_only_cached_files_are_in_it(monkeypat
     assert engram_core.shared.available_memory() == 900 * 1024
 
 
+def test_a_limit_of_any_group_above_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {
+        "/proc/meminfo": "MemAvailable:   900 kB\n",
+        "/proc/self/cgroup": "0::/slurm/job_7/step\n",
+        "/sys/fs/cgroup/slurm/job_7/memory.max": "500000\n",
+        "/sys/fs/cgroup/slurm/job_7/memory.current": "200000\n",
+        "/sys/fs/cgroup/slurm/job_7/step/memory.max": "max\n",
+        "/sys/fs/cgroup/slurm/job_7/step/memory.current": "100\n",
+    }
+    monkeypatch.setattr(engram_core.shared, "_read", lambda path: files.get(path, ""))
+    assert engram_core.shared.available_memory() == 300000
+
+
 def test_a_capture_is_looked_for_on_the_device_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
     current = [0]
 
