@@ -11,9 +11,10 @@ from typing import Final
 import torch
 
 from engram_core.checks import INDEX_DTYPES, check_disjoint, check_tensor
-from engram_core.errors import InvalidArgumentError, TableError
+from engram_core.errors import InvalidArgumentError, TableError, UnsupportedConfigError
 from engram_core.exchange import Shard
 from engram_core.formats import E8M0, FP8, code_bytes, rows_to_bf16, scale_bytes, unpack_rows
+from engram_core.info import Reason
 from engram_core.shared import SharedRows, share_rows
 from engram_core.specs import TableSpec
 from engram_core.storage import allocate
@@ -38,6 +39,9 @@ class EngramTable:
     # for the one looked up before.
     @torch.inference_mode(False)
     def __init__(self, spec: TableSpec, device: torch.device, packed: torch.Tensor | None = None) -> None:
+        if spec.cache_bytes and type(self).store_cache is EngramTable.store_cache:
+            reason = Reason("no-hot-rows", f"{type(self).__name__} has no cache of hot rows", "use cache_bytes=0")
+            raise UnsupportedConfigError("cache_bytes: this table can't have one", (reason,))
         self.spec = spec
         self.device = device
         self.shard = Shard.plan(spec.rows, spec.head_sizes, spec.exchange)
@@ -202,11 +206,11 @@ class EngramTable:
             raise TableError(f"{what}: waits for the device, and can't be captured; call it between steps")
 
     def store_cache(self, ids: torch.Tensor) -> int:
-        """:meth:`cache_rows` of checked ``ids``; a backend that declares hot rows writes it."""
+        """:meth:`cache_rows` of checked ``ids``; whoever declares hot rows writes it (docs/backend-authors.md)."""
         raise NotImplementedError(f"{type(self).__name__} was given cache_bytes and has no cache of hot rows")
 
     def read_hits(self) -> tuple[int, int]:
-        """:meth:`cache_hits`; a backend that declares hot rows writes it."""
+        """:meth:`cache_hits`; whoever declares hot rows writes it (docs/backend-authors.md)."""
         raise NotImplementedError(f"{type(self).__name__} was given cache_bytes and has no cache of hot rows")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from models import filled, tiny_config, weights
 
-from engram_core import EngramConfig, EngramMemory, TokenBatch, TokenMap
+from engram_core import EngramConfig, EngramMemory, Parallel, TableSpec, TokenBatch, TokenMap
 from engram_core.backend import EngramBackend
 from engram_core.errors import InvalidArgumentError, StepError, TableError, UnsupportedConfigError
 
@@ -315,6 +315,11 @@ def test_a_start_that_fails_half_way_leaves_no_step_behind(
     monkeypatch.undo()
     with memory.step(TokenBatch.single(torch.arange(3))) as step:
         assert len(step.hash_ids) == len(memory.layers)
+
+
+def test_a_table_with_a_cache_is_not_made_where_hot_rows_are_not_declared(backend: EngramBackend) -> None:
+    with pytest.raises(UnsupportedConfigError, match="no-hot-rows"):
+        backend.create_table(TableSpec(20, 64, (20,), "host", Parallel.single(), cache_bytes=1000))
 
 
 def test_hits_and_hot_rows_of_a_memory_without_a_cache_are_refused(memory: EngramMemory) -> None:
