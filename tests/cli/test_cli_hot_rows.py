@@ -205,9 +205,10 @@ def test_a_text_is_not_written_over(cli: Cli, given: list[str], text: Path) -> N
     assert text.read_bytes() == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
 def test_unreadable_text(cli: Cli, given: list[str], text: Path) -> None:
     text.chmod(0)
+    if os.access(text, os.R_OK):
+        pytest.skip("this user reads every file, as root does")
     assert cli(*given, text).line == f"{text}: Permission denied; hot-rows needs UTF-8 text"
 
 
