@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 
@@ -22,7 +22,10 @@ _BLOCK: Final = 2**20
 
 @dataclass(frozen=True)
 class Variant:
-    """A way of running Engram. ``chains``, ``decoder``: stream priorities, lower runs first, 0 is the lowest."""
+    """A way of running Engram. ``chains``, ``decoder``: stream priorities, lower runs first, 0 is the lowest.
+
+    ``deferred``: where the decoder starts chains: at each of its waits, or the last of a layer; None: all at once.
+    """
 
     what: str
     ahead: bool = True
@@ -30,6 +33,7 @@ class Variant:
     decoder: int = 0
     one_stream: bool = False
     keep_bf16: bool = False
+    deferred: Literal["each", "last"] | None = None
 
 
 VARIANTS: Final = {
@@ -39,6 +43,9 @@ VARIANTS: Final = {
     "low": Variant("the decoder on a stream of high priority, so that look-ups and chains yield", decoder=-1),
     "one": Variant("look-ups and chains on one stream", one_stream=True),
     "bf16": Variant("keep_bf16", keep_bf16=True),
+    "deferred": Variant("a chain started at each wait of the decoder (`defer_chains`)", deferred="each"),
+    "last": Variant("a chain started at the last wait of each layer", deferred="last"),
+    "deferred-low": Variant("`deferred`, the decoder on a stream of high priority", decoder=-1, deferred="each"),
 }
 
 

@@ -13,6 +13,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+Idle = Callable[[], None]
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -57,9 +59,14 @@ class Decoder:
         """Weights read in a step, each layer's once; activations are left out (at few tokens they are nothing)."""
         return self.layers * 2 * self._up[0].nbytes
 
-    def __call__(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        """Layer ``index``: residual copies ``[T, H, dim]`` to the same."""
+    def __call__(self, index: int, hidden: torch.Tensor, idle: Idle = lambda: None, last: bool = False) -> torch.Tensor:
+        """Layer ``index``: residual copies ``[T, H, dim]`` to the same.
+
+        ``idle``: called before each wait, or before the ``last`` alone; where there are none, as the layer begins.
+        """
         tokens = hidden.shape[0]
+        if not self.kind.spins:
+            idle()
         x = F.rms_norm(hidden.mean(1), (self._dim,))
         if self._chunk is not None:
             self._chunk[:tokens].copy_(x)
@@ -67,9 +74,12 @@ class Decoder:
         at = index % len(self._up)
         x = F.silu(F.linear(x, self._up[at]))
         if self.kind.spins:
+            if not last:
+                idle()
             self._wait()
         x = F.linear(x, self._down[at])
         if self.kind.spins:
+            idle()
             self._wait()
         return hidden + x[:tokens].unsqueeze(1)
 

@@ -28,6 +28,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from engram_core import EngramConfig, EngramMemory
 BYTES_A_US = 4.3e6
 ALONE = "decoder"
 STARTED = time.perf_counter()
+Memories = dict[str, tuple[EngramMemory, torch.cuda.Stream | None]]
 
 
 class Bench:
@@ -72,7 +74,7 @@ class Bench:
         group = parallel(ranks, lambda: self.clock.spin(options.gather_us))
         most = max(64, *options.tokens)
         arms = Arms(self.config, self.weights, options.backend, self.device, options.placement, group, most)
-        memories: dict[str, tuple[EngramMemory, torch.cuda.Stream | None]] = {}
+        memories: Memories = {}
         for name in dict.fromkeys(["inline", *options.variants]):
             memory = arms.memory(VARIANTS[name])
             # Made right after the memory's own: torch deals streams from a pool of 32, and these must differ.
@@ -175,7 +177,7 @@ class Bench:
 
     def _steps(
         self,
-        memories: dict[str, tuple[EngramMemory, torch.cuda.Stream | None]],
+        memories: Memories,
         decoder: Decoder,
         inputs: Inputs,
         parts: dict[str, Any],
@@ -183,7 +185,8 @@ class Bench:
     ) -> Iterator[dict[str, Any]]:
         runs = {ALONE: Run(lambda: self._step(None, decoder, inputs), self.alone)}
         for name, (memory, stream) in memories.items():
-            runs[name] = Run(lambda memory=memory: self._step(memory, decoder, inputs), stream)  # type: ignore[misc]
+            call = partial(self._step, memory, decoder, inputs, VARIANTS[name].deferred)
+            runs[name] = Run(call, stream)
         for run in runs.values():
             with run.on():
                 run.call()
@@ -210,15 +213,17 @@ class Bench:
                 "host_us": host[name], "host_alone_us": host[ALONE],
             }  # fmt: skip
 
-    def _step(self, memory: EngramMemory | None, decoder: Decoder, inputs: Inputs) -> torch.Tensor:
+    def _step(
+        self, memory: EngramMemory | None, decoder: Decoder, inputs: Inputs, deferred: str | None = None
+    ) -> torch.Tensor:
         hidden = inputs.hidden
         if memory is None:
             for layer in range(self.layers):
                 hidden = decoder(layer, hidden)
             return hidden
-        with memory.step(inputs.batch) as step:
+        with memory.step(inputs.batch, defer_chains=deferred is not None) as step:
             for layer in range(self.layers):
-                hidden = decoder(layer, step.inject(layer, hidden))
+                hidden = decoder(layer, step.inject(layer, hidden), step.start_chain, deferred == "last")
             return step.inject(self.layers, hidden)
 
     def _check(self, runs: dict[str, Run], inputs: Inputs, where: str) -> None:

@@ -121,6 +121,13 @@ class Prefetch(ABC):
     def start(self, num_tokens: int) -> None:
         """Start the chain of every layer whose staged rows hold ``num_tokens``; more than ``max_rows``: none."""
 
+    def defer(self, num_tokens: int) -> None:
+        """As :meth:`start`, but chains wait for :meth:`start_layer`; a hint: by default all are started here."""
+        self.start(num_tokens)
+
+    def start_layer(self, layer: Engram) -> None:  # noqa: B027 (a hint, see above)
+        """Start the chain of ``layer`` that was deferred, behind what the current stream holds; others: nothing."""
+
     @abstractmethod
     def wait(self, layer: Engram) -> None:
         """Make the current stream wait for ``layer``'s chain, where one was started."""

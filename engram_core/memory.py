@@ -165,14 +165,17 @@ class EngramMemory:
         token_mask: torch.Tensor | None = None,
         slot_tokens: int | None = None,
         host_ids: torch.Tensor | None = None,
+        defer_chains: bool = False,
     ) -> EngramStep:
         """One forward pass over ``batch``: a context in which ``inject`` is called for each decoder layer.
 
         ``token_mask`` ``[T]`` bool, True: the gate is open; default: every token that is not dead. ``slot_tokens``:
         with tables shared by data-parallel ranks, the largest T among them. ``host_ids``: what :meth:`hash_on_host`
         gave for this batch, ahead of the step; without it a table gathered on the CPU has the batch hashed here.
+        ``defer_chains``: WKV chains start where the engine calls :meth:`EngramStep.start_chain`, and not all at once
+        with the step: for a decoder that knows where it will leave the device idle.
         """
-        return EngramStep(self, batch, token_mask, slot_tokens, host_ids)
+        return EngramStep(self, batch, token_mask, slot_tokens, host_ids, defer_chains)
 
     def hash_on_host(self, batch: TokenBatch) -> torch.Tensor:
         """Hash ids ``[T, L, C]`` in CPU memory, from ``batch.host`` (never by reading back), for :meth:`step`.

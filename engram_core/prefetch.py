@@ -42,7 +42,7 @@ class InlinePrefetch(Prefetch):
             if reasons := layer.backend.prefetchable(layer):
                 raise UnsupportedConfigError(f"prefetch: the WKV of layer {layer.layer_id} can't run ahead", reasons)
         self.max_rows = max_rows
-        self._layers = tuple(layers)
+        self._deferred = 0
         self._chains: dict[Engram, _Chain] = {}
         self._kv = {
             layer: torch.empty(max_rows, layer.wkv.kv_features, dtype=layer.wkv.spec.dtype, device=layer.backend.device)
@@ -50,16 +50,24 @@ class InlinePrefetch(Prefetch):
         }
 
     def start(self, num_tokens: int) -> None:
+        self.defer(num_tokens)
+        for layer in self._kv:
+            self.start_layer(layer)
+        self._deferred = 0
+
+    def defer(self, num_tokens: int) -> None:
         self._chains.clear()
-        if not 0 < num_tokens <= self.max_rows:
+        self._deferred = num_tokens if num_tokens <= self.max_rows else 0
+
+    def start_layer(self, layer: Engram) -> None:
+        tokens, staged = self._deferred, layer.staged
+        if not tokens or layer not in self._kv or staged is None:  # taken already, or never looked up
             return
-        for layer in self._layers:
-            staged = layer.staged
-            if staged is None or staged.num_tokens != num_tokens or staged.table_version != layer.table.version:
-                continue
-            rows = layer.take_rows(ahead=True)
-            kv = self.project(layer, rows, self._kv[layer][:num_tokens])
-            self._chains[layer] = _Chain(kv, num_tokens, layer.wkv.version, layer.table.version)
+        if staged.num_tokens != tokens or staged.table_version != layer.table.version:
+            return
+        rows = layer.take_rows(ahead=True)
+        kv = self.project(layer, rows, self._kv[layer][:tokens])
+        self._chains[layer] = _Chain(kv, tokens, layer.wkv.version, layer.table.version)
 
     def started(self, layer: Engram) -> bool:
         chain = self._chains.get(layer)
@@ -83,7 +91,7 @@ class InlinePrefetch(Prefetch):
 
     def forget(self) -> None:
         """Drop all chains without waiting for any."""
-        self._chains.clear()
+        self.defer(0)
 
     def finish(self, promised: Sequence[Any]) -> None:
         """Return when none of these that no layer took is in flight; nothing where they ran when they were started."""
@@ -105,5 +113,5 @@ class InlinePrefetch(Prefetch):
 
     def join(self) -> None:
         left = [chain.kv for chain in self._chains.values()]
-        self._chains.clear()
+        self.forget()
         self.finish(left)

@@ -30,6 +30,7 @@ class EngramStep:
         token_mask: torch.Tensor | None = None,
         slot_tokens: int | None = None,
         host_ids: torch.Tensor | None = None,
+        defer_chains: bool = False,
     ) -> None:
         if not isinstance(batch, TokenBatch):
             raise InvalidArgumentError("batch", describe(batch), "a TokenBatch")
@@ -47,12 +48,14 @@ class EngramStep:
             shape = (len(batch), len(layout.layer_ids), layout.columns)
             check_tensor("host_ids", host_ids, shape, INDEX_DTYPES, torch.device("cpu"))
         self._host_ids = host_ids
+        self._defer = defer_chains
+        self._deferred: list[Engram] = []
         self._started = self._ended = False
         self.token_mask = token_mask
         self.hash_ids: dict[int, torch.Tensor] = {}
 
     def start(self) -> None:
-        """Hash the batch, look up every layer's rows, and start the WKV chains where the batch is small enough.
+        """Hash the batch, look up every layer's rows, and start (or defer) the WKV chains of a batch small enough.
 
         Called on entering the context, or instead of that by an engine for which it must be an eager break; such an
         engine calls :meth:`end` when the pass is over.
@@ -74,8 +77,28 @@ class EngramStep:
             host_ids = None if on_host is None or source is on_host else on_host[:, index]
             layer.prepare(ids, self._slot_tokens, host_ids)
             self.hash_ids[layer_id] = ids
-        if memory.prefetch is not None:
+        if memory.prefetch is None:
+            return
+        if self._defer:
+            self._deferred = [memory.layers[layer_id] for layer_id in sorted(memory.layers)]
+            memory.prefetch.defer(len(batch))
+        else:
             memory.prefetch.start(len(batch))
+
+    def start_chain(self, layer_id: int | None = None) -> None:
+        """Start the deferred chain of this layer, or of the next one in the decoder, behind the current stream's work.
+
+        Nothing where none is left, of a layer without Engram, or in a step whose chains started with it. On every rank
+        in the same places. A layer that is reached before its chain was started runs in line, with the same bits.
+        """
+        self._check_current()
+        prefetch = self._memory.prefetch
+        for layer in [each for each in self._deferred if layer_id in (None, each.layer_id)]:
+            assert prefetch is not None  # or nothing was deferred
+            self._deferred.remove(layer)
+            prefetch.start_layer(layer)
+            if prefetch.started(layer):
+                return  # else it can't run ahead, or the batch is too large: the next one's turn
 
     def __enter__(self) -> EngramStep:
         if not self._started:
@@ -104,13 +127,13 @@ class EngramStep:
 
     def wait(self, layer_id: int) -> None:
         """Make the current stream wait for this layer's chain, if one was started; other layers: nothing."""
-        layer = self._layer(layer_id)
+        layer = self._reached(layer_id)
         if layer is not None and self._memory.prefetch is not None:
             self._memory.prefetch.wait(layer)
 
     def apply(self, layer_id: int, hidden_states: torch.Tensor) -> torch.Tensor:
         """The gate of this layer; a layer without Engram returns ``hidden_states`` as it is."""
-        layer = self._layer(layer_id)
+        layer = self._reached(layer_id)
         if layer is None:
             return hidden_states
         prefetch = self._memory.prefetch
@@ -128,11 +151,18 @@ class EngramStep:
         self.wait(layer_id)
         return self.apply(layer_id, hidden_states)
 
-    def _layer(self, layer_id: int) -> Engram | None:
+    def _reached(self, layer_id: int) -> Engram | None:
+        """The layer, whose chain is not to be started any more."""
+        self._check_current()
+        layer = self._memory.layers.get(layer_id)
+        if layer in self._deferred:
+            self._deferred.remove(layer)
+        return layer
+
+    def _check_current(self) -> None:
         if self._memory.current_step is not self:
             if self._ended:
                 raise StepError("step: it has ended")
             raise StepError(
                 "step: a later step overtook it" if self._started else "step: call start() or enter it first"
             )
-        return self._memory.layers.get(layer_id)

@@ -34,14 +34,34 @@ class SideStreamPrefetch(Prefetch):
         they are waited for or replaced.
         """
         with on(self._device):
-            # A look-up waited for the current stream, and a chain waits for it, but for what came before the look-up
-            # alone: not for weights loaded since, nor for gates of the step before that were enqueued since.
-            self._side.wait_stream(torch.accelerator.current_stream(self._device))
+            self._follow()
             with self._side:
                 for layer, chain in self._chains.items():
                     chain.start(num_tokens)
-                    if chain.started(layer):
-                        layer.reading = self._events[layer] = self._side.record_event()
+                    self._record(layer, chain)
+
+    def defer(self, num_tokens: int) -> None:
+        for chain in self._chains.values():
+            chain.defer(num_tokens)
+
+    def start_layer(self, layer: Engram) -> None:
+        chain = self._chains.get(layer)
+        if chain is None or chain.started(layer):
+            return
+        with on(self._device):
+            self._follow()
+            with self._side:
+                chain.start_layer(layer)
+                self._record(layer, chain)
+
+    def _follow(self) -> None:
+        # A look-up waited for the current stream, and a chain waits for it, but for what came before the look-up alone:
+        # not for weights loaded since, nor for gates of the step before that were enqueued since.
+        self._side.wait_stream(torch.accelerator.current_stream(self._device))
+
+    def _record(self, layer: Engram, chain: InlinePrefetch) -> None:
+        if chain.started(layer):
+            layer.reading = self._events[layer] = self._side.record_event()
 
     def started(self, layer: Engram) -> bool:
         chain = self._chains.get(layer)

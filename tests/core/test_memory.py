@@ -1,4 +1,4 @@
-"""EngramMemory and its steps: weights by name, order of calls, reloads, prefetch, and what is refused."""
+"""EngramMemory and its steps: weights by name, order of calls, reloads, and what is refused."""
 
 from __future__ import annotations
 
@@ -256,28 +256,6 @@ def test_a_missing_table_file_is_named(config: EngramConfig, token_map: TokenMap
 def test_too_many_tokens_are_refused(memory: EngramMemory) -> None:
     with pytest.raises(InvalidArgumentError, match="^batch: got 65 tokens; need at most max_tokens = 64"):
         memory.step(batch(65))
-
-
-def test_prefetch_runs_plainly_what_was_not_started(memory: EngramMemory, hidden: Hidden) -> None:
-    """start, forward and join in every order give what the layer gives alone."""
-    prefetch = memory.backend.prefetch(list(memory.layers.values()), 8)
-    first, second = memory.layers.values()
-    for tokens in (0, 3, 8, 9):
-        h, ids = hidden(tokens), memory.hasher(batch(tokens, seed=tokens)).unbind(1)
-        expected = [layer(h, i) for layer, i in zip((first, second), ids, strict=True)]
-        prefetch.start(tokens)  # nothing is staged
-        assert not prefetch.started(first)
-        first.prepare(ids[0])
-        prefetch.start(tokens)
-        assert prefetch.started(first) == (0 < tokens <= 8)
-        assert not prefetch.started(second)
-        assert torch.equal(prefetch.forward(second, h, ids[1]), expected[1])
-        assert torch.equal(prefetch.forward(first, h, ids[0]), expected[0])
-        assert torch.equal(prefetch.forward(first, h, ids[0]), expected[0])
-        second.prepare(ids[1])
-        prefetch.start(tokens)
-        prefetch.join()
-        assert torch.equal(prefetch.forward(second, h, ids[1]), expected[1])
 
 
 def test_freed_inputs_change_nothing(memory: EngramMemory, hidden: Hidden) -> None:

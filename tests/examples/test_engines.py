@@ -21,7 +21,7 @@ from engram_core.checkpoint import write_checkpoint
 
 ROOT = Path(__file__).parent.parent.parent
 DECODER = ROOT / "examples" / "decoder"
-NAMES = ("start", "step", "vllm_adapter", "sglang_adapter", "graph", "ranks")
+NAMES = ("start", "step", "vllm_adapter", "sglang_adapter", "graph", "deferred", "ranks")
 
 
 def code() -> dict[str, str]:
@@ -121,6 +121,32 @@ def test_an_sglang_extend_batch_and_a_decode_batch(hasher: NgramHasher) -> None:
     ids = torch.tensor([tokens[-1] for tokens in SEQUENCES[:3]])
     wanted = torch.cat([hasher(TokenBatch.single(torch.tensor(tokens)))[-1:] for tokens in SEQUENCES[:3]])
     assert torch.equal(hasher(convert(ids, last, table)), wanted)
+
+
+def test_a_decoder_that_starts_the_chains_itself(
+    config: EngramConfig, token_map: TokenMap, backend: EngramBackend
+) -> None:
+    memory = filled(EngramMemory(config, token_map, backend, max_tokens=8))
+    batch = TokenBatch.single(torch.tensor([1, 2, 3]))
+    hidden = torch.randn(3, config.hc_mult, config.hidden_size).bfloat16()
+    ahead = []
+
+    class Layer:
+        def compute(self, hidden: torch.Tensor) -> torch.Tensor:
+            return hidden * 2
+
+        def all_reduce(self, hidden: torch.Tensor) -> torch.Tensor:
+            assert memory.prefetch is not None
+            ahead.append([i for i, layer in memory.layers.items() if memory.prefetch.started(layer)])
+            return hidden + 1
+
+    layers = [Layer()] * (max(config.layer_ids) + 1)
+    found = module("deferred").forward(memory, batch, layers, hidden)
+    assert (config.layer_ids, ahead[:2], ahead[-1]) == ((1, 14), [[1], [14]], [])
+    with memory.step(batch) as step:
+        for layer_id in range(len(layers)):
+            hidden = step.inject(layer_id, hidden) * 2 + 1
+    assert torch.equal(found, hidden)
 
 
 @pytest.fixture

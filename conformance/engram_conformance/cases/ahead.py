@@ -58,5 +58,22 @@ CASES = (
         _case(f"limit-{tokens}", "limit", "Up to the limit every layer is started, beyond it none.", tokens=tokens)
         for tokens in (1, 16, 17)
     ),
+    _case("deferred", "deferred", "Deferred chains give what the layer gives alone, whichever of them were started."),
+    _case("not-deferred", "not_deferred", "After a start, or a join, no chain is left to be started by itself."),
+    _case("deferred-limit", "deferred_limit", "Beyond the limit no deferred chain can be started.", tokens=17),
+    *(
+        _case(
+            f"deferred-step-{name}",
+            "deferred_step",
+            "Chains started one by one while the decoder goes on.",
+            starts=starts,
+        )
+        for name, starts in (
+            ("none", {}),
+            ("first", {0: [None, None, None, None]}),
+            ("each", {0: [None], 1: [None], 2: [None]}),
+            ("named", {0: [5], 1: [2, 0, 1], 2: [5]}),
+        )
+    ),
     _case("restarted", "restarted", "A second start drops what the first one started."),
 )

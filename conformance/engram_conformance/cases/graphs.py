@@ -58,6 +58,16 @@ CASES = (
     _case("skipped-layer", "replay", "A layer that the captured step skips.", "three", _GRAPH, tokens=9, order=(5, 0)),
     _case("skipped-last", "replay", "The last layer is skipped.", "three", _GRAPH, tokens=9, order=(0, 2)),
     _case(
+        "deferred",
+        "replay",
+        "Chains started one by one, one of them for a layer that is skipped, and one never.",
+        "three",
+        _GRAPH,
+        tokens=9,
+        order=(0, 5),
+        deferred=(0, 5),
+    ),
+    _case(
         "skipped-last-plain",
         "replay",
         "The last layer of a batch that does not run ahead is skipped.",

@@ -34,6 +34,14 @@ CASES = (
         _AHEAD,
         wait=False,
     ),
+    _case(
+        "late-chains-deferred",
+        "late_streams",
+        "Chains that were started one by one, and are late, are waited for.",
+        "three",
+        _AHEAD,
+        deferred=True,
+    ),
     *(
         _placed(
             "late-copies",
@@ -67,18 +75,26 @@ CASES = (
         for placement in ("host", "file")
     ),
     _case("freed-ids", "freed_ids", "Ids that the caller drops, and whose memory is used again, are read before."),
-    _case(
-        "late-weights",
-        "late_weights",
-        "Weights that are written late, between the look-up and the start of the chains, are waited for.",
-        needs=(*_AHEAD, Capability.WKV_BF16),
+    *(
+        _case(
+            f"late-weights{name}",
+            "late_weights",
+            "Weights that are written late, between the look-up and the start of the chains, are waited for.",
+            needs=(*_AHEAD, Capability.WKV_BF16),
+            deferred=bool(name),
+        )
+        for name in ("", "-deferred")
     ),
-    _case(
-        "late-gate",
-        "late_gate",
-        "A chain does not overwrite the projection that an earlier, late gate still has to read.",
-        "three",
-        _AHEAD,
+    *(
+        _case(
+            f"late-gate{name}",
+            "late_gate",
+            "A chain does not overwrite the projection that an earlier, late gate still has to read.",
+            "three",
+            _AHEAD,
+            deferred=bool(name),
+        )
+        for name in ("", "-deferred")
     ),
     _case(
         "next-lookup",

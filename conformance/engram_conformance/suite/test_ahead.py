@@ -105,6 +105,57 @@ def test_limit(case: Case, subject: Subject) -> None:
     rig.check(rig.ahead)
 
 
+def test_deferred(case: Case, subject: Subject) -> None:
+    rig = Rig(case, subject)
+    for starts in ((), (0,), (2, 0), (1, 1, 2, 0)):
+        rig.prepare(rig.make(case, 1))
+        rig.ahead.start(9)  # chains that no layer takes
+        rig.prepare()
+        rig.ahead.defer(9)
+        for index in starts:
+            rig.ahead.start_layer(rig.layers[index])
+            assert rig.ahead.started(rig.layers[index])
+        rig.check(rig.ahead)
+
+
+def test_not_deferred(case: Case, subject: Subject) -> None:
+    rig = Rig(case, subject)
+    for begin in (rig.ahead.start, rig.ahead.defer):
+        rig.prepare(rig.make(case, 1))
+        begin(9)
+        if begin == rig.ahead.defer:
+            rig.ahead.join()
+        else:
+            for index, layer in enumerate(rig.layers):
+                rig.ahead.forward(layer, rig.work.states(subject, layer.layer_id), rig.ids(index))
+        rig.prepare()
+        for layer in rig.layers:
+            rig.ahead.start_layer(layer)
+            assert not rig.ahead.started(layer), "a chain was started that was not deferred"
+        rig.check(rig.ahead)
+
+
+def test_deferred_limit(case: Case, subject: Subject) -> None:
+    rig = Rig(case, subject)
+    rig.prepare()
+    rig.ahead.defer(case.params["tokens"])
+    for layer in rig.layers:
+        rig.ahead.start_layer(layer)
+        assert not rig.ahead.started(layer), "a chain was started beyond the limit"
+    rig.check(rig.ahead)
+
+
+def test_deferred_step(case: Case, subject: Subject) -> None:
+    rig, got = Rig(case, subject), {}
+    for _ in range(2):
+        with rig.memory.step(rig.work.batch(subject.device), defer_chains=True) as step:
+            for index, layer_id in enumerate(rig.memory.layers):
+                for named in case.params["starts"].get(index, ()):
+                    step.start_chain(named)
+                got[layer_id] = step.inject(layer_id, rig.work.states(subject, layer_id))
+        same(subject, got, rig.want)
+
+
 def test_restarted(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject)
     rig.prepare(rig.make(case, 1))

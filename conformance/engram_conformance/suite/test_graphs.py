@@ -38,9 +38,11 @@ class Rig:
             buffer.copy_(work.states(self.subject, layer_id), non_blocking=True)
 
     def step(self, order: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
-        results = {}
-        with self.memory.step(self.batch) as step:
+        results, deferred = {}, self.case.params.get("deferred", ())
+        with self.memory.step(self.batch, defer_chains=bool(deferred)) as step:
             for layer_id in self.memory.layers if order is None else order:
+                if layer_id in deferred:
+                    step.start_chain()
                 results[layer_id] = step.inject(layer_id, self.hidden[layer_id])
         return results
 

@@ -51,6 +51,7 @@ class Rig:
         self.on_host = [bridge.tensor(work.ids(), "cpu", torch.int32) for work in self.works]
         self.on_device = [ids.to(subject.device) for ids in self.on_host]
         self.by_host = by_host
+        self.deferred = p.get("deferred", False)
         self.step(2)
         subject.synchronize()
         self.own = watch.streams(but=[self.lookups])
@@ -85,10 +86,24 @@ class Rig:
 
     def step(self, n: int, wait: bool = True) -> dict[int, torch.Tensor]:
         results = {}
-        with self.memory.step(self.batches[n], host_ids=self.on_host[n] if self.by_host else None) as step:
+        host_ids = self.on_host[n] if self.by_host else None
+        with self.memory.step(self.batches[n], host_ids=host_ids, defer_chains=self.deferred) as step:
+            for _ in self.layers:
+                step.start_chain()
             for layer_id in self.memory.layers:
                 results[layer_id] = (step.inject if wait else step.apply)(layer_id, self.hidden[n][layer_id])
         return results
+
+    def start(self, before: Callable[[], object] = lambda: None) -> None:
+        """Start all chains; ``before``: enqueued before that, but after chains that wait were deferred."""
+        tokens = len(self.batches[0])
+        if self.deferred:
+            self.ahead.defer(tokens)
+        before()
+        if not self.deferred:
+            self.ahead.start(tokens)
+        for layer in self.layers:
+            self.ahead.start_layer(layer)
 
     def judge(self, n: int, results: dict[int, torch.Tensor]) -> None:
         judge(self.subject, self.works[n], results, f" of batch {n}")
@@ -195,9 +210,7 @@ def test_late_weights(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.step(2)
         subject.synchronize()
         rig.prepare(0)
-        delay()
-        load(new)
-        rig.ahead.start(case.params["tokens"])
+        rig.start(before=lambda: (delay(), load(new)))
         for layer in rig.layers:
             rig.ahead.wait(layer)
         results = rig.apply(0)
@@ -211,13 +224,13 @@ def test_late_gate(case: Case, subject: Subject, tmp_path: Path) -> None:
     def attempt(delay: Delay) -> Callable[[], None]:
         rig = Rig(case, subject, tmp_path)
         rig.prepare(0)
-        rig.ahead.start(case.params["tokens"])
+        rig.start()
         for layer in rig.layers:
             rig.ahead.wait(layer)
         rig.prepare(1)
         delay()
         first = rig.apply(0)
-        rig.ahead.start(case.params["tokens"])
+        rig.start()
         second = rig.apply(1)
         rig.ahead.join()
         return rig.both(first, second)
@@ -231,10 +244,10 @@ def test_next_lookup(case: Case, subject: Subject, tmp_path: Path) -> None:
         rig.prepare(0)
         if rig.own:
             delay(*rig.own)
-        rig.ahead.start(case.params["tokens"])
+        rig.start()
         rig.prepare(1)
         first = rig.apply(0)
-        rig.ahead.start(case.params["tokens"])
+        rig.start()
         second = rig.apply(1)
         rig.ahead.join()
         return rig.both(first, second)

@@ -25,12 +25,9 @@ class ThreadPrefetch(InlinePrefetch):
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="acme-ahead")
 
-    def start(self, num_tokens: int) -> None:
-        self._survive_fork()
-        # An earlier step's chain that still runs is before these in the thread's queue: it writes its buffer first.
-        super().start(num_tokens)
-
     def project(self, layer: Engram, rows: torch.Tensor, out: torch.Tensor) -> Future[torch.Tensor]:
+        self._survive_fork()
+        # An earlier step's chain that still runs is before this one in the thread's queue: it writes its buffer first.
         # A copy: the next step may look up into the layer's buffer while this chain still waits for its turn.
         return self._thread.submit(layer.project, rows.clone(), out, ahead=True)
 
