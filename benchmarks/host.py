@@ -102,9 +102,9 @@ class Bench:
             times.append(begin.elapsed_time(end) * 1000 / len(calls))
         return statistics.median(times)
 
-    def ours(self, tokens: int) -> Callable[[torch.Tensor], Callable[[], object]]:
+    def ours(self, tokens: int, background: bool = False) -> Callable[[torch.Tensor], Callable[[], object]]:
         out = torch.empty(tokens, COLUMNS, 256, dtype=torch.bfloat16, device=CUDA)
-        return lambda ids: lambda: self.table.lookup(ids, out=out)
+        return lambda ids: lambda: self.table.lookup(ids, out=out, background=background)
 
     def eager(self, tokens: int, host: bool) -> float:
         """Microseconds from the call until the rows are there."""
@@ -200,14 +200,14 @@ class Bench:
     def tune(self) -> None:
         """What the backend's Tuning was chosen from."""
         plain = self.table._tuning
-        for tokens in (16, 32, 64, 128, 256, 1024, 4096):
+        for tokens in (16, 64, 128, 256, 1024, 4096):
             sets = SETS.get(tokens, 64)
-            for in_flight in (None, 132):
-                ordered = 2**40 if in_flight is None else 0
-                self.table._tuning = replace(plain, ordered=ordered, in_flight=in_flight or 0)
-                spent = self.captured(self.ours(tokens), self.uniform(sets, tokens),
-                                      lambda t=tokens, n=sets: self.uniform(n, t))  # fmt: skip
-                self.line("tune: order", tokens, in_flight=str(in_flight), us=spent)
+            for ordered in (0, 2**40):
+                for in_flight in (64, 128, 256, 512):
+                    self.table._tuning = replace(plain, ordered=ordered, in_flight=in_flight, in_order=in_flight)
+                    spent = self.captured(self.ours(tokens, True), self.uniform(sets, tokens),
+                                          lambda t=tokens, n=sets: self.uniform(n, t))  # fmt: skip
+                    self.line("tune: order", tokens, ordered=not ordered, in_flight=in_flight, us=spent)
         import engram_core.gpu.gather as gather
 
         piece = gather._PIECE_ROWS

@@ -29,15 +29,18 @@ from engram_core.table import EngramTable, is_capturing
 class Tuning:
     """What was measured on a kind of GPU and its host (tokens are those of 24 columns).
 
-    ``background``: programs of a look-up beside other work, for each multiprocessor; rows wait for memory anyway.
-    ``ordered``: rows in host memory from which on address order pays; ``in_flight``: programs that then read at a time.
+    ``background``: programs of a look-up beside other work, for each multiprocessor, of a table in device memory.
+    ``in_flight``: rows of host memory that such a look-up reads at a time: the bus serves them one by one, and more
+    that wait for it slow everything else that reads memory. ``ordered``: rows from which on address order pays;
+    ``in_order``: rows then read at a time. Of both twice as many where hot rows are served from elsewhere.
     ``cpu_tokens``: tokens from which on the CPU gathers, where it has the ids; ``device_share``: of those, what the
     device reads meanwhile.
     """
 
     background: int = 4
+    in_flight: int = 96
     ordered: int = 3072
-    in_flight: int = 132
+    in_order: int = 512
     cpu_tokens: int = 2048
     device_share: float = 0.35
 
@@ -96,12 +99,17 @@ class GpuTable(EngramTable):
 
     def _read(self, ids: torch.Tensor, out: torch.Tensor, background: bool) -> None:
         assert self._readable is not None
-        programs, order = self._programs(background), None
-        if self._over_bus and ids.numel() >= self._tuning.ordered:
-            order = address_order(ids, self.shard.row_start, self.shard.row_stop)
-            programs = self._tuning.in_flight
+        start, tuning = self.shard.row_start, self._tuning
         hot = None if self._hot is None else self._hot.set
-        lookup_rows(self._readable, ids, out, self.shard.row_start, programs, order=order, hot=hot)
+        if not self._over_bus:
+            lookup_rows(self._readable, ids, out, start, self._programs(background), hot=hot)
+            return
+        order, in_flight = None, tuning.in_flight if background else None
+        if ids.numel() >= tuning.ordered:
+            order, in_flight = address_order(ids, start, self.shard.row_stop), tuning.in_order
+        if hot is not None and in_flight is not None:
+            in_flight *= 2
+        lookup_rows(self._readable, ids, out, start, in_flight=in_flight, order=order, hot=hot)
 
     def _programs(self, background: bool) -> int | None:
         """Beside a decoder's own work a look-up leaves it most of the card."""

@@ -23,8 +23,10 @@ from engram_core.checks import INDEX_DTYPES, check_tensor
 from engram_core.errors import InvalidArgumentError
 from engram_core.formats import BLOCK, packed_width
 
-# Columns a program and its warps where rows are read in a given order, over the bus: a few rows in flight a program.
-_ORDERED_SHAPE: Final = (4, 4)
+# Rows a program reads at a time and its warps, where rows in flight are counted, in any order and in a given one: many
+# in few programs, since work beside them often wants whole multiprocessors and waits for those that hold a program.
+_FLAT_SHAPE: Final = (16, 8)
+_ORDERED_SHAPE: Final = (32, 16)
 
 
 @triton.jit
@@ -150,16 +152,17 @@ def _lookup_kernel(
     BLOCK_D: tl.constexpr,
     BLOCK_C: tl.constexpr,
     WORD: tl.constexpr,
+    FLAT: tl.constexpr,
     ORDERED: tl.constexpr,
     HOT: tl.constexpr,
     LOOP: tl.constexpr,
 ):
-    if ORDERED:
+    if FLAT:
         total = tokens * columns
         for part in range(tl.program_id(0), tl.cdiv(total, BLOCK_C), tl.num_programs(0)):
             place = part * BLOCK_C + tl.arange(0, BLOCK_C)
             inside = place < total
-            position = tl.load(order + place, mask=inside, other=0)
+            position = tl.load(order + place, mask=inside, other=0) if ORDERED else place
             _rows(
                 (position // columns).to(tl.int64), position % columns, inside, table, ids, out,
                 hot_at, hot_bits, hot_ranks, hot_counts, start, stop,
@@ -205,6 +208,7 @@ def lookup_rows(
     start: int = 0,
     max_programs: int | None = None,
     *,
+    in_flight: int | None = None,
     order: torch.Tensor | None = None,
     hot: HotSet | None = None,
 ) -> torch.Tensor:
@@ -212,8 +216,9 @@ def lookup_rows(
 
     ``table`` ``[rows, W]`` uint8, contiguous: rows ``[start, start + rows)`` of the whole table, in memory that the
     device can read. ``ids`` int32 or int64 of any strides; one outside the window gives zero bits, and nothing is read.
-    ``max_programs`` bounds the grid, about: where other work runs beside it, or where more rows in flight are slower.
-    ``order`` int32 ``[T * C]``: the positions ``t * C + c`` in the order in which to read them
+    ``max_programs`` bounds the grid, about, where other work runs beside it. ``in_flight``: rows read at a time, about,
+    on as few multiprocessors as can hold them: for memory that is far away, where more of them gain nothing. ``order``
+    int32 ``[T * C]``: the positions ``t * C + c`` in the order in which to read them
     (:func:`engram_core.kernels.order.address_order`). ``hot``: rows to read from there instead, bit for bit the same.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype, layout or device.
     """
@@ -241,11 +246,11 @@ def lookup_rows(
         apart = math.gcd(width, *strides, table.data_ptr(), out.data_ptr(), hot.rows.data_ptr() if hot else 0)
         word = 8 if apart % 8 == 0 else 4 if apart % 4 == 0 else 1
         strides = (strides[0] // word, strides[1] // word)
-    each, warps = _shape(tokens * columns)
-    if order is not None:
-        each, warps = _ORDERED_SHAPE
+    flat = order is not None or in_flight is not None
+    each, warps = _ORDERED_SHAPE if order is not None else _FLAT_SHAPE if flat else _shape(tokens * columns)
+    if flat:
         whole = triton.cdiv(tokens * columns, each)
-        grid = (whole if max_programs is None else min(whole, max_programs), 1)
+        grid = (whole if in_flight is None else max(1, min(whole, in_flight // each)), 1)
     else:
         parts = triton.cdiv(columns, each)
         grid = (tokens if max_programs is None else max(1, min(tokens, max_programs // parts)), parts)
@@ -269,9 +274,10 @@ def lookup_rows(
         BLOCK_D=triton.next_power_of_2(width // word if packed else dim),
         BLOCK_C=each,
         WORD=word,
+        FLAT=flat,
         ORDERED=order is not None,
         HOT=hot is not None,
-        LOOP=order is None and grid[0] < tokens,
+        LOOP=not flat and grid[0] < tokens,
         num_warps=warps,
     )
     return out

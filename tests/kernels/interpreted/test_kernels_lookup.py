@@ -30,8 +30,8 @@ def test_every_code_under_every_scale_byte() -> None:
 
 
 @pytest.mark.parametrize("dim", [32, 96, 256])
-@pytest.mark.parametrize("programs", [None, 4])
-def test_windows_and_strides(dim: int, programs: int | None) -> None:
+@pytest.mark.parametrize("bounds", [{}, {"max_programs": 4}, {"in_flight": 1}, {"in_flight": 33}])
+def test_windows_and_strides(dim: int, bounds: dict[str, int]) -> None:
     """Rows [100, 140) of a larger table; ids strided, of both widths, some outside; out strided."""
     rows = table(40, dim)
     ids = torch.randint(90, 150, (5, 14))[:, ::2]
@@ -40,10 +40,10 @@ def test_windows_and_strides(dim: int, programs: int | None) -> None:
     raw = torch.zeros(5, 9, dim + dim // 32, dtype=torch.uint8)
     owned = (ids >= 100) & (ids < 140)
     want = rows[(ids - 100).masked_fill(~owned, 0)].masked_fill_(~owned[..., None], 0)
-    lookup_rows(rows, ids, room[:, 1:8], 100, programs)
+    lookup_rows(rows, ids, room[:, 1:8], 100, **bounds)
     assert torch.equal(bits(room[:, 1:8]), bits(formats.rows_to_bf16(want)))
     assert not room[:, ::8].any()
-    lookup_rows(rows, ids.to(torch.int32) if abs(int(ids.max())) < 2**31 else ids, raw[:, 1:8], 100, programs)
+    lookup_rows(rows, ids.to(torch.int32) if abs(int(ids.max())) < 2**31 else ids, raw[:, 1:8], 100, **bounds)
     assert torch.equal(raw[:, 1:8], want)
     assert not raw[:, ::8].any()
 

@@ -67,8 +67,8 @@ def hot_set(table: torch.Tensor, kept: torch.Tensor) -> HotSet:
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("ordered", [False, True])
-@pytest.mark.parametrize("programs", [None, 3])
-def test_hot_rows_come_from_the_cache_and_are_counted(packed: bool, ordered: bool, programs: int | None) -> None:
+@pytest.mark.parametrize("in_flight", [None, 1, 48])
+def test_hot_rows_come_from_the_cache_and_are_counted(packed: bool, ordered: bool, in_flight: int | None) -> None:
     """The table's own copies of cached rows are spoilt: whoever read them would be found out."""
     table, asked = rows(), ids(33)
     kept = torch.randperm(ROWS, generator=torch.Generator().manual_seed(1))[:300]
@@ -81,7 +81,7 @@ def test_hot_rows_come_from_the_cache_and_are_counted(packed: bool, ordered: boo
     table[kept] = 0xFF
     out = torch.empty(33, 5, WIDTH, dtype=torch.uint8) if packed else torch.empty(33, 5, DIM, dtype=torch.bfloat16)
     order = address_order(asked, START, START + ROWS) if ordered else None
-    lookup_rows(table, asked, out, START, programs, order=order, hot=hot)
+    lookup_rows(table, asked, out, START, in_flight=in_flight, order=order, hot=hot)
     expected = want if packed else formats.rows_to_bf16(want)
     assert torch.equal(out.nan_to_num(), expected.nan_to_num())
     assert torch.equal(out.isnan(), expected.isnan())
