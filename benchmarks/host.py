@@ -135,6 +135,8 @@ class Bench:
             for name in names:
                 ways[name] = lambda x, name=name: self.peers.lookups(self.table._readable, self.rows, x)[name]
             new = {n: self.captured(w, ids, lambda t=tokens: self.uniform(SETS[t], t)) for n, w in ways.items()}
+            new["ours, beside other work"] = self.captured(
+                self.ours(tokens, background=True), ids, lambda t=tokens: self.uniform(SETS[t], t))  # fmt: skip
             same = ids[:1].expand(SETS[tokens], -1, -1)
             again = {f"{name} again": self.captured(way, same, None) for name, way in ways.items()}
             self.line("captured", tokens, **new, **again, target=CAPTURED[tokens])

@@ -246,7 +246,7 @@ def lookup_rows(
         apart = math.gcd(width, *strides, table.data_ptr(), out.data_ptr(), hot.rows.data_ptr() if hot else 0)
         word = 8 if apart % 8 == 0 else 4 if apart % 4 == 0 else 1
         strides = (strides[0] // word, strides[1] // word)
-    flat = order is not None or in_flight is not None
+    flat = order is not None or (in_flight is not None and tokens * columns > in_flight)
     each, warps = _ORDERED_SHAPE if order is not None else _FLAT_SHAPE if flat else _shape(tokens * columns)
     if flat:
         whole = triton.cdiv(tokens * columns, each)

@@ -82,6 +82,8 @@ def launches(capability: tuple[int, int]) -> Iterator[tuple[str, Any]]:
         decoded = torch.empty(tokens, COLUMNS, HEAD_DIM, dtype=BF16)
         yield f"look-up T={tokens}", functools.partial(lookup_rows, table, ids, decoded)
         yield f"look-up packed T={tokens}", functools.partial(lookup_rows, table, ids, raw)
+        yield f"look-up flat T={tokens}", functools.partial(lookup_rows, table, ids, decoded, in_flight=16)
+        yield f"look-up flat packed T={tokens}", functools.partial(lookup_rows, table, ids, raw, in_flight=16)
         yield f"order T={tokens}", functools.partial(address_order, ids, 0, 384_006_168)
         order = torch.empty(tokens * COLUMNS, dtype=torch.int32)
         yield f"look-up ordered T={tokens}", functools.partial(lookup_rows, table, ids, decoded, order=order)

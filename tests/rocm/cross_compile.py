@@ -110,6 +110,8 @@ def launches(arch: str) -> Iterator[tuple[str, Any]]:
         yield f"look-up packed T={tokens}", functools.partial(lookup_rows, table, ids, packed)
         decoded = torch.empty(tokens, COLUMNS, HEAD_DIM, dtype=BF16)
         yield f"look-up T={tokens}", functools.partial(lookup_rows, table, ids, decoded)
+        yield f"look-up flat T={tokens}", functools.partial(lookup_rows, table, ids, decoded, in_flight=16)
+        yield f"look-up flat packed T={tokens}", functools.partial(lookup_rows, table, ids, packed, in_flight=16)
         yield f"order T={tokens}", functools.partial(address_order, ids, 0, 384_006_168)
         order = torch.empty(tokens * COLUMNS, dtype=torch.int32)
         words = torch.empty(16, dtype=torch.int64)

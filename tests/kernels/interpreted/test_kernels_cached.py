@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from engram_core.formats import rows_to_bf16
 from engram_core.gpu.gather import CpuGather
 from engram_core.gpu.hot import HotCache
 from engram_core.gpu.table import GpuTable, Tuning
+from engram_core.kernels.lookup import lookup_rows
 
 
 @pytest.mark.parametrize("start", [0, 2**31 + 5])
@@ -51,6 +53,32 @@ def test_the_cpu_gathers_what_it_has_the_ids_of(share: float, packed: bool, monk
     assert torch.equal(table.lookup(ids, packed=packed), from_(rows(2), ids))
     monkeypatch.setattr("engram_core.gpu.table.is_capturing", lambda device: True)
     assert torch.equal(table.lookup(ids, packed=packed, host_ids=ids), from_(rows(2), ids))
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 10**4])
+def test_few_rows_are_in_flight_over_the_bus_beside_other_work(
+    cache_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int | None, bool]] = []
+
+    def record(*given: Any, in_flight: int | None, order: torch.Tensor | None, **rest: Any) -> torch.Tensor:
+        asked.append((in_flight, order is not None))
+        return lookup_rows(*given, in_flight=in_flight, order=order, **rest)
+
+    monkeypatch.setattr("engram_core.gpu.table.lookup_rows", record)
+    hip = FakeHip()
+    tuning = Tuning(in_flight=4, ordered=20, in_order=8)
+    table = GpuTable(replace(spec(), cache_bytes=cache_bytes), CPU, runtime(hip), tuning)
+    fill(table, rows(1))
+    ctypes.memmove(hip.view, rows(1).data_ptr(), ROWS * WIDTH)
+    if cache_bytes:
+        table.cache_rows(torch.arange(0, ROWS, 2))
+    ids = torch.randint(0, ROWS, (7, 3), generator=torch.Generator().manual_seed(0))
+    for tokens, background in ((2, False), (2, True), (7, False), (7, True)):
+        found = table.lookup(ids[:tokens], packed=True, background=background)
+        assert torch.equal(found, rows(1)[ids[:tokens]])
+    few, ordered = (8, 16) if cache_bytes else (4, 8)
+    assert asked == [(None, False), (few, False), (ordered, True), (ordered, True)]
 
 
 def test_a_cache_smaller_than_its_index_is_refused() -> None:
