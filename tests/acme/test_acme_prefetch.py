@@ -133,9 +133,22 @@ def test_a_failure_in_the_thread_is_raised_where_it_is_waited_for(
     prefetch.join()  # nothing is left to tell
 
 
+def _in_a_child(work: Callable[[], bool]) -> bool:
+    """Whether ``work`` is fine in a forked child."""
+    child = os.fork()
+    if child == 0:
+        try:
+            fine = work()
+        except BaseException:
+            fine = False
+        os._exit(0 if fine else 1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("asks", [True, False])
 def test_a_forked_child_runs_its_own_thread(
-    layers: list[Engram], ids: torch.Tensor, hidden: Hidden, monkeypatch: pytest.MonkeyPatch
+    layers: list[Engram], ids: torch.Tensor, hidden: Hidden, monkeypatch: pytest.MonkeyPatch, asks: bool
 ) -> None:
     want = layers[0](hidden(9), ids[:, 0])
     held = Held(monkeypatch)
@@ -143,24 +156,43 @@ def test_a_forked_child_runs_its_own_thread(
     prepare(layers, ids)
     prefetch.start(9)
     assert held.begun.wait(30)
-    child = os.fork()
-    if child == 0:
+
+    def child() -> bool:
         held.go.set()
-        try:  # the parent's chain is not the child's
-            fine = not prefetch.started(layers[0])
-            prepare(layers, ids)
-            prefetch.start(9)
-            fine = fine and prefetch.started(layers[0])
-            got = prefetch.forward(layers[0], hidden(9), ids[:, 0])
-            fine = fine and torch.equal(got.view(torch.int16), want.view(torch.int16))
-            prefetch.join()
-        except BaseException:
-            fine = False
-        os._exit(0 if fine else 1)
+        fine = not asks or not prefetch.started(layers[0])  # the parent's chain is not the child's
+        prepare(layers, ids)
+        prefetch.start(9)
+        fine = fine and all(prefetch.started(layer) for layer in layers)
+        got = prefetch.forward(layers[0], hidden(9), ids[:, 0])
+        prefetch.join()
+        return fine and torch.equal(got.view(torch.int16), want.view(torch.int16))
+
+    fine = _in_a_child(child)
     held.go.set()
     prefetch.join()
-    _, status = os.waitpid(child, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
+    assert fine
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_chains_deferred_before_a_fork_are_started_after_it(
+    layers: list[Engram], ids: torch.Tensor, hidden: Hidden
+) -> None:
+    want = [layer(hidden(9), ids[:, i]) for i, layer in enumerate(layers)]
+    prefetch = ThreadPrefetch(layers, 16)
+    prepare(layers, ids)
+    prefetch.start(9)  # so that the parent's thread exists
+    prefetch.join()
+    prepare(layers, ids)
+    prefetch.defer(9)
+
+    def child() -> bool:
+        for layer in layers:
+            prefetch.start_layer(layer)
+        got = [prefetch.forward(layer, hidden(9), ids[:, i]) for i, layer in enumerate(layers)]
+        prefetch.join()
+        return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(got, want, strict=True))
+
+    assert _in_a_child(child)
 
 
 def test_a_step_of_the_memory_takes_the_chains(memory: EngramMemory, hidden: Hidden) -> None:

@@ -25,6 +25,10 @@ class ThreadPrefetch(InlinePrefetch):
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="acme-ahead")
 
+    def defer(self, num_tokens: int) -> None:  # every start begins with it
+        self._survive_fork()
+        super().defer(num_tokens)
+
     def project(self, layer: Engram, rows: torch.Tensor, out: torch.Tensor) -> Future[torch.Tensor]:
         self._survive_fork()
         # An earlier step's chain that still runs is before this one in the thread's queue: it writes its buffer first.
