@@ -42,7 +42,8 @@ class InlinePrefetch(Prefetch):
             if reasons := layer.backend.prefetchable(layer):
                 raise UnsupportedConfigError(f"prefetch: the WKV of layer {layer.layer_id} can't run ahead", reasons)
         self.max_rows = max_rows
-        self._deferred = 0
+        self._tokens = 0
+        self._deferred: set[Engram] = set()
         self._chains: dict[Engram, _Chain] = {}
         self._kv = {
             layer: torch.empty(max_rows, layer.wkv.kv_features, dtype=layer.wkv.spec.dtype, device=layer.backend.device)
@@ -50,24 +51,31 @@ class InlinePrefetch(Prefetch):
         }
 
     def start(self, num_tokens: int) -> None:
-        self.defer(num_tokens)
+        self._begin(num_tokens)
         for layer in self._kv:
-            self.start_layer(layer)
-        self._deferred = 0
+            self._start(layer)
 
     def defer(self, num_tokens: int) -> None:
-        self._chains.clear()
-        self._deferred = num_tokens if num_tokens <= self.max_rows else 0
+        self._begin(num_tokens)
 
     def start_layer(self, layer: Engram) -> None:
-        tokens, staged = self._deferred, layer.staged
-        if not tokens or layer not in self._kv or staged is None:  # taken already, or never looked up
+        self._start(layer)
+
+    def _begin(self, num_tokens: int) -> None:
+        self._chains.clear()
+        self._tokens = num_tokens
+        self._deferred = set(self._kv) if 0 < num_tokens <= self.max_rows else set()
+
+    def _start(self, layer: Engram) -> None:
+        if layer not in self._deferred:
             return
-        if staged.num_tokens != tokens or staged.table_version != layer.table.version:
+        self._deferred.remove(layer)
+        staged = layer.staged
+        if staged is None or staged.num_tokens != self._tokens or staged.table_version != layer.table.version:
             return
         rows = layer.take_rows(ahead=True)
-        kv = self.project(layer, rows, self._kv[layer][:tokens])
-        self._chains[layer] = _Chain(kv, tokens, layer.wkv.version, layer.table.version)
+        kv = self.project(layer, rows, self._kv[layer][: self._tokens])
+        self._chains[layer] = _Chain(kv, self._tokens, layer.wkv.version, layer.table.version)
 
     def started(self, layer: Engram) -> bool:
         chain = self._chains.get(layer)
@@ -90,8 +98,8 @@ class InlinePrefetch(Prefetch):
         return self._chains[layer].kv
 
     def forget(self) -> None:
-        """Drop all chains without waiting for any."""
-        self.defer(0)
+        """Drop all chains that were started, without waiting for any."""
+        self._chains.clear()
 
     def finish(self, promised: Sequence[Any]) -> None:
         """Return when none of these that no layer took is in flight; nothing where they ran when they were started."""
@@ -102,6 +110,7 @@ class InlinePrefetch(Prefetch):
     def apply(
         self, layer: Engram, hidden_states: torch.Tensor, hash_ids: torch.Tensor, token_mask: torch.Tensor | None
     ) -> torch.Tensor:
+        self._deferred.discard(layer)
         chain = self._chains.get(layer)
         if chain is None or not self.started(layer) or chain.num_tokens != hash_ids.shape[0]:
             self._chains.pop(layer, None)
@@ -113,5 +122,5 @@ class InlinePrefetch(Prefetch):
 
     def join(self) -> None:
         left = [chain.kv for chain in self._chains.values()]
-        self.forget()
+        self._begin(0)
         self.finish(left)

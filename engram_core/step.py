@@ -48,6 +48,8 @@ class EngramStep:
             shape = (len(batch), len(layout.layer_ids), layout.columns)
             check_tensor("host_ids", host_ids, shape, INDEX_DTYPES, torch.device("cpu"))
         self._host_ids = host_ids
+        if not isinstance(defer_chains, bool):
+            raise InvalidArgumentError("defer_chains", describe(defer_chains), "a bool")
         self._defer = defer_chains
         self._deferred: list[Engram] = []
         self._started = self._ended = False
@@ -86,19 +88,20 @@ class EngramStep:
             memory.prefetch.start(len(batch))
 
     def start_chain(self, layer_id: int | None = None) -> None:
-        """Start the deferred chain of this layer, or of the next one in the decoder, behind the current stream's work.
+        """Start the deferred chain of this layer, or of the next one, behind what the current stream holds now.
 
-        Nothing where none is left, of a layer without Engram, or in a step whose chains started with it. On every rank
-        in the same places. A layer that is reached before its chain was started runs in line, with the same bits.
+        The next: the lowest of the layers whose chain was neither started nor passed over. Nothing where none is left,
+        of a layer without Engram, or in a step whose chains started with it. On every rank in the same places. A layer
+        that is reached before its chain was started runs in line, with the same bits.
         """
-        self._check_current()
+        self._layer(layer_id)
         prefetch = self._memory.prefetch
         for layer in [each for each in self._deferred if layer_id in (None, each.layer_id)]:
             assert prefetch is not None  # or nothing was deferred
             self._deferred.remove(layer)
             prefetch.start_layer(layer)
             if prefetch.started(layer):
-                return  # else it can't run ahead, or the batch is too large: the next one's turn
+                return  # else it was reached, it can't run ahead, or the batch is too large: the next one's turn
 
     def __enter__(self) -> EngramStep:
         if not self._started:
@@ -127,13 +130,13 @@ class EngramStep:
 
     def wait(self, layer_id: int) -> None:
         """Make the current stream wait for this layer's chain, if one was started; other layers: nothing."""
-        layer = self._reached(layer_id)
+        layer = self._layer(layer_id)
         if layer is not None and self._memory.prefetch is not None:
             self._memory.prefetch.wait(layer)
 
     def apply(self, layer_id: int, hidden_states: torch.Tensor) -> torch.Tensor:
         """The gate of this layer; a layer without Engram returns ``hidden_states`` as it is."""
-        layer = self._reached(layer_id)
+        layer = self._layer(layer_id)
         if layer is None:
             return hidden_states
         prefetch = self._memory.prefetch
@@ -151,18 +154,11 @@ class EngramStep:
         self.wait(layer_id)
         return self.apply(layer_id, hidden_states)
 
-    def _reached(self, layer_id: int) -> Engram | None:
-        """The layer, whose chain is not to be started any more."""
-        self._check_current()
-        layer = self._memory.layers.get(layer_id)
-        if layer in self._deferred:
-            self._deferred.remove(layer)
-        return layer
-
-    def _check_current(self) -> None:
+    def _layer(self, layer_id: int | None) -> Engram | None:
         if self._memory.current_step is not self:
             if self._ended:
                 raise StepError("step: it has ended")
             raise StepError(
                 "step: a later step overtook it" if self._started else "step: call start() or enter it first"
             )
+        return None if layer_id is None else self._memory.layers.get(layer_id)

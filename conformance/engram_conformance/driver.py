@@ -71,12 +71,17 @@ class Work:
         order: Sequence[int] | None = None,
         window: slice = slice(None),
         slot_tokens: int | None = None,
+        deferred: bool = False,
     ) -> dict[int, torch.Tensor]:
-        """A whole step; the result of each layer in ``order`` (default: the model's)."""
+        """A whole step; the result of each layer in ``order`` (default: the model's).
+
+        ``deferred``: a chain is started in front of each of them, and none with the step.
+        """
         mask = None if self.mask is None else subject.to(self.mask)
-        results = {}
-        with memory.step(self.batch(subject.device), token_mask=mask, slot_tokens=slot_tokens) as step:
+        results, batch = {}, self.batch(subject.device)
+        with memory.step(batch, token_mask=mask, slot_tokens=slot_tokens, defer_chains=deferred) as step:
             for layer_id in memory.layers if order is None else order:
+                step.start_chain()
                 results[layer_id] = step.inject(layer_id, self.states(subject, layer_id, window))
         return results
 

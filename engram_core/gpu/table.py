@@ -32,7 +32,7 @@ class Tuning:
     ``background``: programs of a look-up beside other work, for each multiprocessor, of a table in device memory.
     ``in_flight``: rows of host memory that such a look-up reads at a time: the bus serves them one by one, and more
     that wait for it slow everything else that reads memory. ``ordered``: rows from which on address order pays;
-    ``in_order``: rows then read at a time. Of both twice as many where hot rows are served from elsewhere.
+    ``in_order``: rows then read at a time. Of both twice as many with a cache of hot rows: many of them are read there.
     ``cpu_tokens``: tokens from which on the CPU gathers, where it has the ids; ``device_share``: of those, what the
     device reads meanwhile.
     """

@@ -23,8 +23,8 @@ from engram_core.checks import INDEX_DTYPES, check_tensor
 from engram_core.errors import InvalidArgumentError
 from engram_core.formats import BLOCK, packed_width
 
-# Rows a program reads at a time and its warps, where rows in flight are counted, in any order and in a given one: many
-# in few programs, since work beside them often wants whole multiprocessors and waits for those that hold a program.
+# Rows a program reads at a time and its warps, where rows in flight are counted, in any order and in a given one. Many
+# in few programs: work beside them often wants whole multiprocessors, and waits for those that hold a program.
 _FLAT_SHAPE: Final = (16, 8)
 _ORDERED_SHAPE: Final = (32, 16)
 
@@ -216,10 +216,10 @@ def lookup_rows(
 
     ``table`` ``[rows, W]`` uint8, contiguous: rows ``[start, start + rows)`` of the whole table, in memory that the
     device can read. ``ids`` int32 or int64 of any strides; one outside the window gives zero bits, and nothing is read.
-    ``max_programs`` bounds the grid, about, where other work runs beside it. ``in_flight``: rows read at a time, about,
-    on as few multiprocessors as can hold them: for memory that is far away, where more of them gain nothing. ``order``
-    int32 ``[T * C]``: the positions ``t * C + c`` in the order in which to read them
-    (:func:`engram_core.kernels.order.address_order`). ``hot``: rows to read from there instead, bit for bit the same.
+    ``max_programs`` bounds the grid, about, where other work runs beside it. Instead of that, for memory that is far
+    away: ``in_flight``, rows read at a time, about, by few programs; and ``order`` int32 ``[T * C]``, the positions
+    ``t * C + c`` in the order in which to read them (:func:`engram_core.kernels.order.address_order`). ``hot``: rows to
+    read from there instead, bit for bit the same.
     Raises :class:`InvalidArgumentError` for a wrong shape, dtype, layout or device.
     """
     check_tensor("hash_ids", ids, ("T", "C"), INDEX_DTYPES)
@@ -228,6 +228,8 @@ def lookup_rows(
     dim = width * BLOCK // (BLOCK + 1)
     if not table.is_contiguous() or packed_width(dim) != width or dim % BLOCK:
         raise InvalidArgumentError("table", f"rows of {width} bytes", "dense rows of D codes and D/32 scales")
+    if max_programs is not None and (in_flight is not None or order is not None):
+        raise InvalidArgumentError("max_programs", str(max_programs), "None with in_flight or order")
     tokens, columns = (int(n) for n in ids.shape)
     packed = out.dtype == torch.uint8
     shape = (tokens, columns, width if packed else dim)

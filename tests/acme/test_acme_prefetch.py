@@ -188,9 +188,11 @@ def test_chains_deferred_before_a_fork_are_started_after_it(
     def child() -> bool:
         for layer in layers:
             prefetch.start_layer(layer)
+        fine = all(prefetch.started(layer) for layer in layers)
         got = [prefetch.forward(layer, hidden(9), ids[:, i]) for i, layer in enumerate(layers)]
         prefetch.join()
-        return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(got, want, strict=True))
+        same = [torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(got, want, strict=True)]
+        return fine and all(same)
 
     assert _in_a_child(child)
 

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from models import filled
 
 from engram_core import EngramMemory, TokenBatch
 from engram_core.backend import Prefetch
-from engram_core.errors import StepError
+from engram_core.errors import InvalidArgumentError, StepError
 from engram_core.layer import Engram
+from engram_core.prefetch import InlinePrefetch
 
 Hidden = Callable[[int], torch.Tensor]
 
@@ -97,6 +99,38 @@ def test_deferred_chains_start_where_the_engine_says(memory: EngramMemory, hidde
         memory.step(given).start()
         with pytest.raises(StepError, match="a later step overtook it"):
             step.start_chain()
+
+
+def test_the_next_chain_is_the_lowest_layers(memory: EngramMemory, hidden: Hidden) -> None:
+    turned = EngramMemory(
+        memory.config, memory.token_map, memory.backend, layer_ids=sorted(memory.layers, reverse=True), max_tokens=8
+    )
+    filled(turned)
+    assert turned.prefetch is not None
+    assert list(turned.layers) == [14, 1]
+    with turned.step(batch(3), defer_chains=True) as step:
+        step.start_chain()
+        assert [turned.prefetch.started(turned.layers[i]) for i in (1, 14)] == [True, False]
+
+
+def test_no_batch_beyond_the_limit_and_no_word_defers(memory: EngramMemory, hidden: Hidden) -> None:
+    with memory.step(batch(17), defer_chains=True) as step:
+        step.start_chain()
+        assert memory.prefetch is not None
+        assert not any(memory.prefetch.started(layer) for layer in memory.layers.values())
+        step.inject(1, hidden(17))
+    with pytest.raises(InvalidArgumentError, match="^defer_chains: got 'no'"):
+        memory.step(batch(3), defer_chains="no")  # type: ignore[arg-type]
+
+
+def test_a_backend_may_opt_out_of_deferring(memory: EngramMemory) -> None:
+    class AtOnce(InlinePrefetch):
+        def defer(self, num_tokens: int) -> None:
+            self.start(num_tokens)
+
+    memory.prefetch = AtOnce(list(memory.layers.values()), 16)
+    with memory.step(batch(3), defer_chains=True):
+        assert all(memory.prefetch.started(layer) for layer in memory.layers.values())
 
 
 def test_chains_that_cannot_be_deferred_start_at_once(memory: EngramMemory, hidden: Hidden) -> None:

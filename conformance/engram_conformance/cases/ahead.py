@@ -59,6 +59,7 @@ CASES = (
         for tokens in (1, 16, 17)
     ),
     _case("deferred", "deferred", "Deferred chains give what the layer gives alone, whichever of them were started."),
+    _case("deferred-once", "deferred_once", "A deferred chain is started once, and not after its layer was reached."),
     _case("not-deferred", "not_deferred", "After a start, or a join, no chain is left to be started by itself."),
     _case("deferred-limit", "deferred_limit", "Beyond the limit no deferred chain can be started.", tokens=17),
     *(

@@ -132,6 +132,15 @@ CASES = (
         order=(14,),
     ),
     _case(
+        "ahead-deferred",
+        "ahead",
+        "Chains started one by one are exchanged where they are started, on the communicator for them.",
+        needs=_TP | {Capability.PREFETCH},
+        ranks=2,
+        tokens=(9,),
+        deferred=True,
+    ),
+    _case(
         "ahead-without",
         "no_ahead",
         "Without a communicator for it, a chain that exchanges does not run ahead.",

@@ -135,6 +135,22 @@ def test_not_deferred(case: Case, subject: Subject) -> None:
         rig.check(rig.ahead)
 
 
+def test_deferred_once(case: Case, subject: Subject) -> None:
+    rig = Rig(case, subject)
+    rig.prepare()
+    rig.ahead.defer(9)
+    for index, layer in enumerate(rig.layers):
+        if index:  # the first is reached without a chain
+            rig.ahead.start_layer(layer)
+        got = rig.ahead.forward(layer, rig.work.states(subject, layer.layer_id), rig.ids(index))
+        subject.same(got, rig.want[layer.layer_id], f"layer {layer.layer_id}")
+    rig.prepare()
+    for layer in rig.layers:
+        rig.ahead.start_layer(layer)
+        assert not rig.ahead.started(layer), "a deferred chain was started a second time"
+    rig.check(rig.ahead)
+
+
 def test_deferred_limit(case: Case, subject: Subject) -> None:
     rig = Rig(case, subject)
     rig.prepare()

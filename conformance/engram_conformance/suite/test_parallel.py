@@ -79,7 +79,8 @@ def _steps(
         memory = subject.memory(model(case.geometry), parallel, **options, **stage)
         if posts is not None:
             posts.extend(layer.wkv.collective_in_post for layer in memory.layers.values())
-        return [work.run(subject, memory, p.get("order")) for work in works]
+        deferred = p.get("deferred", False)
+        return [work.run(subject, memory, p.get("order"), deferred=deferred) for work in works]
 
     return play, works, play.run(act)
 

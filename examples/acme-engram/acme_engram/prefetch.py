@@ -25,12 +25,12 @@ class ThreadPrefetch(InlinePrefetch):
         self._process = os.getpid()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="acme-ahead")
 
-    def defer(self, num_tokens: int) -> None:  # every start begins with it
+    def start(self, num_tokens: int) -> None:
         self._survive_fork()
-        super().defer(num_tokens)
+        super().start(num_tokens)
 
     def project(self, layer: Engram, rows: torch.Tensor, out: torch.Tensor) -> Future[torch.Tensor]:
-        self._survive_fork()
+        self._survive_fork()  # deferred before the fork, it is started after it
         # An earlier step's chain that still runs is before this one in the thread's queue: it writes its buffer first.
         # A copy: the next step may look up into the layer's buffer while this chain still waits for its turn.
         return self._thread.submit(layer.project, rows.clone(), out, ahead=True)

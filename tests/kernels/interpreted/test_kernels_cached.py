@@ -39,7 +39,8 @@ def test_the_cpu_gathers_what_it_has_the_ids_of(share: float, packed: bool, monk
     hip = FakeHip()
     table = GpuTable(spec(), CPU, runtime(hip), Tuning(cpu_tokens=4, device_share=share, ordered=6))
     fill(table, rows(1))
-    ctypes.memmove(hip.view, rows(2).data_ptr(), ROWS * WIDTH)  # what the device would read
+    there = rows(2)
+    ctypes.memmove(hip.view, there.data_ptr(), ROWS * WIDTH)  # what the device would read
     ids = torch.randint(-3, ROWS + 3, (5, 3), generator=torch.Generator().manual_seed(0))
 
     def from_(source: torch.Tensor, asked: torch.Tensor) -> torch.Tensor:
@@ -69,14 +70,15 @@ def test_few_rows_are_in_flight_over_the_bus_beside_other_work(
     hip = FakeHip()
     tuning = Tuning(in_flight=4, ordered=20, in_order=8)
     table = GpuTable(replace(spec(), cache_bytes=cache_bytes), CPU, runtime(hip), tuning)
-    fill(table, rows(1))
-    ctypes.memmove(hip.view, rows(1).data_ptr(), ROWS * WIDTH)
+    there = rows(1)
+    fill(table, there)
+    ctypes.memmove(hip.view, there.data_ptr(), ROWS * WIDTH)
     if cache_bytes:
         table.cache_rows(torch.arange(0, ROWS, 2))
     ids = torch.randint(0, ROWS, (7, 3), generator=torch.Generator().manual_seed(0))
     for tokens, background in ((2, False), (2, True), (7, False), (7, True)):
         found = table.lookup(ids[:tokens], packed=True, background=background)
-        assert torch.equal(found, rows(1)[ids[:tokens]])
+        assert torch.equal(found, there[ids[:tokens]])
     few, ordered = (8, 16) if cache_bytes else (4, 8)
     assert asked == [(None, False), (few, False), (ordered, True), (ordered, True)]
 

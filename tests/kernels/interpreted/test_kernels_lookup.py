@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from engram_core import formats
 from engram_core.errors import InvalidArgumentError
+from engram_core.kernels import lookup
 from engram_core.kernels.lookup import lookup_rows
 
 BF16 = torch.bfloat16
@@ -59,8 +62,36 @@ def test_nothing_to_do_and_an_empty_window() -> None:
     assert not lookup_rows(rows[:0], torch.zeros(2, 3, dtype=torch.int64), out).any()
 
 
+@pytest.mark.parametrize(
+    ("bounds", "programs"),
+    [({}, (40, 4)), ({"in_flight": 280}, (40, 4)), ({"in_flight": 279}, (17, 1)), ({"in_flight": 33}, (2, 1))],
+)
+def test_rows_in_flight_are_what_the_programs_read_at_a_time(
+    bounds: dict[str, int], programs: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """280 rows, 16 a program where they are counted, in order 32."""
+    launched: list[Any] = []
+
+    class Recorder:
+        def __getitem__(self, grid: Any) -> Any:
+            launched.append(grid)
+            return kernel[grid]
+
+    kernel = lookup._lookup_kernel
+    monkeypatch.setattr(lookup, "_lookup_kernel", Recorder())
+    rows, ids = table(40, 32), torch.randint(0, 40, (40, 7))
+    out = torch.empty(40, 7, 32, dtype=BF16)
+    assert torch.equal(bits(lookup_rows(rows, ids, out, **bounds)), bits(formats.rows_to_bf16(rows[ids])))
+    order = torch.arange(280, dtype=torch.int32)
+    assert torch.equal(bits(lookup_rows(rows, ids, out, order=order, **bounds)), bits(formats.rows_to_bf16(rows[ids])))
+    of_32 = {None: 9, 280: 8, 279: 8, 33: 1}[bounds.get("in_flight")]
+    assert launched == [programs, (of_32, 1)]
+
+
 def test_refusals() -> None:
     ids = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(InvalidArgumentError, match="^max_programs: got 4; need None with in_flight or order"):
+        lookup_rows(table(4, 32), ids, torch.empty(2, 3, 32, dtype=BF16), 0, 4, in_flight=16)
     with pytest.raises(InvalidArgumentError, match="^table"):
         lookup_rows(table(4, 32)[:, :-1], ids, torch.empty(2, 3, 32, dtype=BF16))
     with pytest.raises(InvalidArgumentError, match="^hash_ids"):

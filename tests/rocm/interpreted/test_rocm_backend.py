@@ -176,6 +176,32 @@ def test_each_chain_has_an_event_of_its_own(log: Log) -> None:
     assert len(log) == 2
 
 
+def test_a_deferred_chain_follows_what_the_stream_holds_when_it_is_started(log: Log) -> None:
+    held = memory()
+    held.prefetch = SideStreamPrefetch(list(held.layers.values()), 16, CPU)
+    hidden = torch.randn(5, 4, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    batch = TokenBatch.single(torch.arange(5))
+    with held.step(batch) as step:
+        expected = step.inject(14, step.inject(1, hidden))
+    log.clear()
+    one = [("wait_stream", "side", "main"), ("enter", "side"), ("record", "side", "event 3"), ("exit", "side")]
+    with held.step(batch, defer_chains=True) as step:
+        assert log == []
+        step.start_chain(1)
+        step.start_chain(1)
+        assert log == one
+        first = step.inject(1, hidden)
+        assert log == [*one, ("wait_event", "main", "event 3")]
+        assert torch.equal(step.inject(14, first), expected)  # never started: in line
+        assert len(log) == 5
+        step.start_chain()
+        assert not any(entry[0] == "record" for entry in log[5:])
+    with held.step(batch, defer_chains=True) as step:
+        step.start_chain()
+        log.clear()
+    assert log == [("wait_event", "main", "event 4")]  # the end joins it
+
+
 def test_join_waits_for_chains_that_no_layer_took(log: Log) -> None:
     held = memory()
     held.prefetch = SideStreamPrefetch(list(held.layers.values()), 16, CPU)
