@@ -119,10 +119,10 @@ MUTANTS = (
     ),
     _ahead(
         name="ahead-first-layer-only",
-        function=_chain + "start",
+        function=_chain + "_start",
         says="a layer that is not staged ends the start of all later ones",
-        old="self._start(layer)",
-        new="self._start(layer)\n            if layer not in self._chains:\n                break",
+        old="staged = layer.staged",
+        new="staged = layer.staged or self._deferred.clear()",
         cases=("step-ahead-not-started",),
     ),
     _m(
