@@ -91,7 +91,7 @@ MUTANTS = (
         says="a chain that was started can be started again, of rows that were looked up since",
         old="self._deferred.remove(layer)",
         new="pass",
-        cases=("step-ahead-not-deferred", "step-ahead-deferred-once"),
+        cases=("step-ahead-deferred-once",),
     ),
     _ahead(
         name="ahead-deferred-past-its-layer",

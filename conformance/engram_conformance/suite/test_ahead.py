@@ -147,7 +147,14 @@ def test_deferred_once(case: Case, subject: Subject) -> None:
     rig.prepare()
     for layer in rig.layers:
         rig.ahead.start_layer(layer)
-        assert not rig.ahead.started(layer), "a deferred chain was started a second time"
+        assert not rig.ahead.started(layer), "a chain was started whose layer had been reached"
+    rig.check(rig.ahead)
+    rig.prepare()
+    rig.ahead.defer(9)
+    for work in (rig.make(case, 1), rig.make(case, 2)):  # rows of later batches, which are not the chains'
+        for layer in rig.layers:
+            rig.ahead.start_layer(layer)
+        rig.prepare(work)
     rig.check(rig.ahead)
 
 
