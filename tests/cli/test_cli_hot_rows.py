@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
@@ -205,10 +204,11 @@ def test_a_text_is_not_written_over(cli: Cli, given: list[str], text: Path) -> N
     assert text.read_bytes() == before
 
 
-def test_unreadable_text(cli: Cli, given: list[str], text: Path) -> None:
-    text.chmod(0)
-    if os.access(text, os.R_OK):
-        pytest.skip("this user reads every file, as root does")
+def test_unreadable_text(cli: Cli, given: list[str], text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> BinaryIO:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(corpus, "open", refuse, raising=False)  # and no mode of the file: root reads every one
     assert cli(*given, text).line == f"{text}: Permission denied; hot-rows needs UTF-8 text"
 
 
