@@ -61,6 +61,11 @@ class InlinePrefetch(Prefetch):
     def start_layer(self, layer: Engram) -> None:
         self._start(layer)
 
+    def deferred(self, layer: Engram) -> bool:
+        """Whether :meth:`start_layer` may still start this layer's chain: nobody took its rows."""
+        return layer in self._deferred and layer.staged is not None
+
+    # What start is made of, and not defer and start_layer: a subclass may make those start everything at once.
     def _begin(self, num_tokens: int) -> None:
         self._chains.clear()
         self._tokens = num_tokens

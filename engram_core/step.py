@@ -51,7 +51,6 @@ class EngramStep:
         if not isinstance(defer_chains, bool):
             raise InvalidArgumentError("defer_chains", describe(defer_chains), "a bool")
         self._defer = defer_chains
-        self._deferred: list[Engram] = []
         self._started = self._ended = False
         self.token_mask = token_mask
         self.hash_ids: dict[int, torch.Tensor] = {}
@@ -82,7 +81,6 @@ class EngramStep:
         if memory.prefetch is None:
             return
         if self._defer:
-            self._deferred = [memory.layers[layer_id] for layer_id in sorted(memory.layers)]
             memory.prefetch.defer(len(batch))
         else:
             memory.prefetch.start(len(batch))
@@ -90,18 +88,19 @@ class EngramStep:
     def start_chain(self, layer_id: int | None = None) -> None:
         """Start the deferred chain of this layer, or of the next one, behind what the current stream holds now.
 
-        The next: the lowest of the layers whose chain was neither started nor passed over. Nothing where none is left,
-        of a layer without Engram, or in a step whose chains started with it. On every rank in the same places. A layer
-        that is reached before its chain was started runs in line, with the same bits.
+        The next: the lowest layer that was neither reached nor has a chain yet. Nothing where none is left, of a layer
+        without Engram, or in a step whose chains started with it. On every rank in the same places. A layer that is
+        reached before its chain was started runs in line, with the same bits.
         """
         self._layer(layer_id)
         prefetch = self._memory.prefetch
-        for layer in [each for each in self._deferred if layer_id in (None, each.layer_id)]:
-            assert prefetch is not None  # or nothing was deferred
-            self._deferred.remove(layer)
-            prefetch.start_layer(layer)
-            if prefetch.started(layer):
-                return  # else it was reached, it can't run ahead, or the batch is too large: the next one's turn
+        if prefetch is None:
+            return
+        for each, layer in sorted(self._memory.layers.items()):
+            if layer_id in (None, each) and not prefetch.started(layer):
+                prefetch.start_layer(layer)
+                if prefetch.started(layer):
+                    return  # else it was reached, it can't run ahead, or the batch is too large: the next one's turn
 
     def __enter__(self) -> EngramStep:
         if not self._started:

@@ -46,7 +46,7 @@ class SideStreamPrefetch(Prefetch):
 
     def start_layer(self, layer: Engram) -> None:
         chain = self._chains.get(layer)
-        if chain is None or chain.started(layer):
+        if chain is None or not chain.deferred(layer):
             return
         with on(self._device):
             self._follow()

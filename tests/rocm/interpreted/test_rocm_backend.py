@@ -193,9 +193,8 @@ def test_a_deferred_chain_follows_what_the_stream_holds_when_it_is_started(log: 
         first = step.inject(1, hidden)
         assert log == [*one, ("wait_event", "main", "event 3")]
         assert torch.equal(step.inject(14, first), expected)  # never started: in line
+        step.start_chain()  # both were reached
         assert len(log) == 5
-        step.start_chain()
-        assert not any(entry[0] == "record" for entry in log[5:])
     with held.step(batch, defer_chains=True) as step:
         step.start_chain()
         log.clear()
