@@ -45,7 +45,6 @@ VARIANTS: Final = {
     "bf16": Variant("keep_bf16", keep_bf16=True),
     "deferred": Variant("a chain started at each wait of the decoder (`defer_chains`)", deferred="each"),
     "last": Variant("a chain started at the last wait of each layer", deferred="last"),
-    "deferred-low": Variant("`deferred`, the decoder on a stream of high priority", decoder=-1, deferred="each"),
 }
 
 

@@ -112,7 +112,7 @@ class GpuTable(EngramTable):
         lookup_rows(self._readable, ids, out, start, in_flight=in_flight, order=order, hot=hot)
 
     def _programs(self, background: bool) -> int | None:
-        """Beside a decoder's own work a look-up leaves it most of the card."""
+        """Programs of a look-up in device memory; beside a decoder's own work a bounded number."""
         if not background or self.device.type == "cpu":
             return None
         return self._tuning.background * int(torch.cuda.get_device_properties(self.device).multi_processor_count)

@@ -69,6 +69,7 @@ def memory_is_unregistered_when_nothing_reads_it() -> None:
     assert calls == [torch.device("cuda", 1), "unregister"], f"calls: {calls}"
 
 
+# Of the cache's two calls that wait, the beginning of its comment tells which is meant.
 CHECKED: tuple[tuple[Mutant, Callable[[], None]], ...] = (
     (
         _m(

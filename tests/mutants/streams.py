@@ -1,7 +1,7 @@
 """Every synchronisation of the chain, taken out (contract, section 7): faults that only a GPU shows.
 
 Each is one wait, one event or one use noted; its cases delay what was waited for, so that what no longer waits is seen.
-Three that no case can show are in ``order.py``.
+Those that no case can show are in ``order.py``.
 """
 
 from __future__ import annotations

@@ -105,6 +105,14 @@ class Rig:
         for layer in self.layers:
             self.ahead.start_layer(layer)
 
+    def in_turn(self) -> Callable[[], None]:
+        """Take the chains of the first batch, start the second's and take those; judges both, later."""
+        first = self.apply(0)
+        self.start()
+        second = self.apply(1)
+        self.ahead.join()
+        return self.both(first, second)
+
     def judge(self, n: int, results: dict[int, torch.Tensor]) -> None:
         judge(self.subject, self.works[n], results, f" of batch {n}")
 
@@ -229,11 +237,7 @@ def test_late_gate(case: Case, subject: Subject, tmp_path: Path) -> None:
             rig.ahead.wait(layer)
         rig.prepare(1)
         delay()
-        first = rig.apply(0)
-        rig.start()
-        second = rig.apply(1)
-        rig.ahead.join()
-        return rig.both(first, second)
+        return rig.in_turn()
 
     race(subject, attempt)
 
@@ -246,11 +250,7 @@ def test_next_lookup(case: Case, subject: Subject, tmp_path: Path) -> None:
             delay(*rig.own)
         rig.start()
         rig.prepare(1)
-        first = rig.apply(0)
-        rig.start()
-        second = rig.apply(1)
-        rig.ahead.join()
-        return rig.both(first, second)
+        return rig.in_turn()
 
     race(subject, attempt)
 
